@@ -30,7 +30,7 @@ docs: .venv/test.stamp .venv/package.stamp  ## Build the documentation into site
 	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
 
 lock: $(BIN)/python  ## Write requirements/*.txt from pyproject.toml
-	$(BIN)/pip install --quiet $(UV)
+	$(BIN)/pip install -qq $(UV)
 	$(COMPILE) --constraints requirements/constraints.txt --extra bench --output-file requirements/demo.txt
 	$(COMPILE) --constraints requirements/demo.txt --extra dev --output-file requirements/test.txt
 
@@ -43,14 +43,16 @@ $(BIN)/python:
 
 # The stamps lie in .venv, so that removing it forgets them. demo.txt is a part of test.txt.
 .venv/demo.stamp: requirements/demo.txt | $(BIN)/python
-	$(BIN)/pip install --quiet --requirement requirements/demo.txt
+	@echo 'Installing requirements/demo.txt (minutes, once) ...'
+	@$(BIN)/pip install -qq --requirement requirements/demo.txt
 	touch $@
 
 .venv/test.stamp: requirements/test.txt | $(BIN)/python
-	$(BIN)/pip install --quiet --requirement requirements/test.txt
+	@echo 'Installing requirements/test.txt (minutes, once) ...'
+	@$(BIN)/pip install -qq --requirement requirements/test.txt
 	touch $@ .venv/demo.stamp
 
 # The build backend is the setuptools that the lock pins, which must be there first.
 .venv/package.stamp: pyproject.toml | .venv/demo.stamp
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/pip install -qq --no-deps --no-build-isolation --editable .
 	touch $@
