@@ -1,0 +1,13 @@
+"""Preconditioned optimizers for PyTorch: fewer steps from the optimizer you already use.
+
+base = torch.optim.AdamW(model.parameters(), lr=1e-3)
+optimizer = mkor.MKOR(model, base)
+loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+from mkor.optimizer import Preconditioner
+from mkor.optimizers import MKOR
+from mkor.report import LayerInfo
+
+__version__ = "0.1.0"
+__all__ = ["MKOR", "LayerInfo", "Preconditioner", "__version__"]

@@ -1,0 +1,102 @@
+"""`nn.MultiheadAttention`: its input projection as three matrices, its output projection as one.
+
+The module multiplies by its weights inside one function, so no submodule is called and no hook
+sees the output projection's input. While a call is observed, a dispatch mode remembers the operand
+of the last matrix product, which is that input. The input projection's gradient side is its bias
+gradient; without a bias it can't be seen and the projection is left to the base optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mkor.capture.views import LinearView, View, block_sums, sizes
+from mkor.methods.base import LayerShape
+
+_OPERAND = {torch.ops.aten.addmm.default: 1, torch.ops.aten.mm.default: 0}
+
+
+class LastProduct(TorchDispatchMode):
+    """Remembers the left operand of the last matrix product."""
+
+    def __init__(self) -> None:
+        """Nothing seen yet."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operand: Tensor | None = None
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> Tensor | None:
+        """Stop listening; the last operand."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        return self.operand
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation; keep the operand of a product until the next one."""
+        if func in _OPERAND:
+            self.operand = args[_OPERAND[func]]
+        return func(*args, **(kwargs or {}))
+
+
+class AttentionInputView(View):
+    """An input projection: the packed weight as three blocks, or one separate weight."""
+
+    sources: tuple[int, ...] = (0, 1, 2)
+
+    def fold(self, weight: Tensor) -> Tensor:
+        """[3·E, E] as [3, E, E]."""
+        return weight.reshape(self.shape.stack, self.shape.outputs, -1)
+
+    def input_sums(self, inputs: Tensor, blocks: int) -> tuple[Tensor, list[int]]:
+        """Not used: an attention call has three inputs, see `call_sums`."""
+        raise NotImplementedError
+
+    def call_sums(self, arguments: tuple[Tensor, ...], blocks: int) -> tuple[Tensor, list[int]]:
+        """Block sums of query, key and value rows, [G, r, i]."""
+        sums, counts = [], [0] * blocks
+        for source in self.sources:
+            rows = arguments[source].flatten(0, -2)
+            part, counts = block_sums(rows, sizes(rows.shape[0], blocks))
+            sums.append(part)
+        return torch.stack(sums), counts
+
+
+def attention_views(name: str, module: nn.MultiheadAttention) -> list[View]:
+    """The views of one attention module: input projection(s), then output projection."""
+    width, out = module.embed_dim, module.out_proj
+    bias = "in_proj_bias" if module._parameters.get("in_proj_bias") is not None else None
+    views: list[View] = []
+    if module._parameters.get("in_proj_weight") is not None:
+        shape = LayerShape(3, width, width + (bias is not None))
+        views.append(input_view(name, module, "in_proj", bias, shape, (0, 3 * width)))
+    else:
+        for source, part in enumerate(("q_proj", "k_proj", "v_proj")):
+            inputs = getattr(module, f"{part}_weight").shape[1]
+            shape = LayerShape(1, width, inputs + (bias is not None))
+            rows = (source * width, (source + 1) * width)
+            view = input_view(name, module, part, bias, shape, rows)
+            view.sources = (source,)
+            views.append(view)
+    out_bias = "bias" if out._parameters.get("bias") is not None else None
+    shape = LayerShape(1, width, width + (out_bias is not None))
+    label, kind = f"{name}.out_proj", "MultiheadAttention.out_proj"
+    return [*views, LinearView(label, kind, module, out, "weight", out_bias, shape)]
+
+
+def input_view(
+    name: str,
+    module: nn.MultiheadAttention,
+    part: str,
+    bias: str | None,
+    shape: LayerShape,
+    rows: tuple[int, int],
+) -> AttentionInputView:
+    """The view of one input projection."""
+    label, kind = f"{name}.{part}", f"MultiheadAttention.{part}"
+    return AttentionInputView(label, kind, module, module, f"{part}_weight", bias, shape, rows)

@@ -1,0 +1,116 @@
+"""The optimizer's part of a checkpoint: plain dicts, lists, numbers and tensors.
+
+`state_dict()` is the base optimizer's, in torch's layout, plus the key "preconditioner" with the
+factors by layer name and the names of the parameters in each group. Nothing in it depends on the
+order of modules, and `torch.load(weights_only=True)` reads it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from mkor.capture.discover import clean_name
+from mkor.engine import Engine, Record
+
+KEY = "preconditioner"
+"""Where the factors stand in a state dict."""
+
+
+def parameter_names(model: nn.Module, groups: list[dict[str, Any]]) -> list[list[str]]:
+    """Names of the parameters of each group, without the prefixes of wrappers."""
+    names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
+    return [[names[id(parameter)] for parameter in group["params"]] for group in groups]
+
+
+def pack(engine: Engine, names: list[list[str]]) -> dict[str, Any]:
+    """The factors and counters of every layer, and what identifies the model."""
+    layers: dict[str, Any] = {}
+    for name, layer in engine.layers.items():
+        shape, record = layer.view.shape, engine.records[name]
+        layers[name] = {
+            "shape": [shape.stack, shape.outputs, shape.inputs],
+            "updates": record.updates,
+            "last_update": record.last_update,
+            "state": dict(record.state),
+        }
+    return {
+        "method": engine.method.name,
+        "step": engine.index,
+        "layers": layers,
+        "parameters": names,
+    }
+
+
+def differences(engine: Engine, names: list[list[str]], packed: dict[str, Any]) -> list[str]:
+    """In what a checkpoint differs from this model and optimizer, one phrase each."""
+    out: list[str] = []
+    if packed["method"] != engine.method.name:
+        out.append(f"it was saved by method '{packed['method']}', this is '{engine.method.name}'")
+    saved, own = packed["layers"], engine.layers
+    out += [f"it has layer '{name}', this model does not" for name in saved if name not in own]
+    out += [f"it lacks layer '{name}'" for name in own if name not in saved]
+    for name in own:
+        shape = own[name].view.shape
+        here = [shape.stack, shape.outputs, shape.inputs]
+        if name in saved and list(saved[name]["shape"]) != here:
+            out.append(f"layer '{name}' is {saved[name]['shape']} there and {here} here")
+    if packed["parameters"] != names:
+        out += group_differences(packed["parameters"], names)
+    return out
+
+
+def group_differences(saved: list[list[str]], own: list[list[str]]) -> list[str]:
+    """How the parameters of the groups differ."""
+    there = {name for group in saved for name in group}
+    here = {name for group in own for name in group}
+    out = [f"it has parameter '{name}', this optimizer does not" for name in sorted(there - here)]
+    out += [f"it lacks parameter '{name}'" for name in sorted(here - there)]
+    return out or ["its parameters are grouped or ordered differently"]
+
+
+def unpack(engine: Engine, packed: dict[str, Any]) -> None:
+    """Load factors into the layers of the same name and shape; the others start anew."""
+    engine.index = packed["step"]
+    same_method = packed["method"] == engine.method.name
+    for name, layer in engine.layers.items():
+        saved, shape = packed["layers"].get(name), layer.view.shape
+        engine.records[name] = Record()
+        here = [shape.stack, shape.outputs, shape.inputs]
+        if saved is not None and same_method and list(saved["shape"]) == here:
+            state = {key: tensor.clone() for key, tensor in saved["state"].items()}
+            engine.records[name] = Record(state, saved["updates"], saved["last_update"])
+    engine.capture.clear()
+    engine.capture.armed = engine.schedule.due(engine.index)
+
+
+def match_base(
+    base: torch.optim.Optimizer,
+    loaded: dict[str, Any],
+    saved: list[list[str]],
+    own: list[list[str]],
+) -> dict[str, Any]:
+    """The base's part of a checkpoint rearranged to this optimizer's groups, by parameter name.
+
+    Parameters that the checkpoint lacks start with empty state; group options come from the
+    checkpoint where the number of groups agrees, and stay as they are otherwise.
+    """
+    number = {
+        name: index
+        for names, group in zip(saved, loaded["param_groups"], strict=True)
+        for name, index in zip(names, group["params"], strict=True)
+    }
+    current = copy.deepcopy(base.state_dict()["param_groups"])
+    if len(current) == len(loaded["param_groups"]):
+        for group, there in zip(current, loaded["param_groups"], strict=True):
+            group.update({key: value for key, value in there.items() if key != "params"})
+    state = {
+        index: loaded["state"][number[name]]
+        for names, group in zip(own, current, strict=True)
+        for name, index in zip(names, group["params"], strict=True)
+        if number.get(name) in loaded["state"]
+    }
+    return {"state": state, "param_groups": current}

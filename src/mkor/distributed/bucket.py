@@ -1,0 +1,42 @@
+"""Many small tensors in one flat buffer, so that an update costs one collective a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def reduce_flat(
+    tensors: list[Tensor], reduce: Callable[[Tensor], Tensor], wire_dtype: torch.dtype | None
+) -> list[Tensor]:
+    """Reduce every tensor through flat buffers, one per device.
+
+    Args:
+        tensors: Tensors of any shapes and float dtypes.
+        reduce: Reduces a flat tensor over workers.
+        wire_dtype: Dtype on the wire; the widest dtype of the tensors where None.
+
+    Returns:
+        New tensors in the order, shapes and dtypes of the old.
+    """
+    out: list[Tensor] = list(tensors)
+    for where in dict.fromkeys(tensor.device for tensor in tensors):
+        index = [i for i, tensor in enumerate(tensors) if tensor.device == where]
+        dtype = wire_dtype or widest([tensors[i].dtype for i in index])
+        flat = reduce(
+            torch.cat([tensors[i].reshape(-1).to(dtype) for i in index])
+        )  # [sum of sizes]
+        parts = flat.split([tensors[i].numel() for i in index])
+        for i, part in zip(index, parts, strict=True):
+            out[i] = part.view(tensors[i].shape).to(tensors[i].dtype)
+    return out
+
+
+def widest(dtypes: list[torch.dtype]) -> torch.dtype:
+    """The dtype that holds them all."""
+    out = dtypes[0]
+    for dtype in dtypes[1:]:
+        out = torch.promote_types(out, dtype)
+    return out

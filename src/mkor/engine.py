@@ -1,0 +1,228 @@
+"""The stages of a step in order: capture → synchronise → update → precondition → rescale.
+
+This is the only file that sees more than one of them. It holds the per-layer state, runs the
+methods' update generators together so that a round of theirs costs one collective, and keeps the
+books that `optimizer.layers()` shows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from mkor.capture.discover import Layer, LeftOut, find_layers
+from mkor.capture.hooks import Capture
+from mkor.distributed import comm
+from mkor.distributed.bucket import reduce_flat
+from mkor.methods.base import Exchange, LayerShape, Method, Seen, State, Update
+from mkor.rescale import keep_finite, match_norm
+from mkor.schedule import UpdateSchedule
+
+RESCALE: dict[str | None, Callable[[Tensor, Tensor], Tensor]] = {
+    "gradient": match_norm,
+    None: keep_finite,
+}
+"""How a preconditioned gradient is scaled, by the name of the option `rescale`."""
+
+
+@dataclass
+class Record:
+    """What the engine knows of one layer.
+
+    Attributes:
+        state: The method's tensors; empty before the first update.
+        updates: Number of updates so far.
+        last_update: Step of the last one, or None.
+    """
+
+    state: State = field(default_factory=dict)
+    updates: int = 0
+    last_update: int | None = None
+
+
+class Engine:
+    """Runs one method over the layers of one model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        schedule: UpdateSchedule,
+        *,
+        skip: tuple[str, ...],
+        rescale: str | None,
+        wire_dtype: torch.dtype | None,
+        on_nonfinite: str,
+    ) -> None:
+        """Keep the parts; `discover` finds the layers."""
+        self.model = model
+        self.method = method
+        self.schedule = schedule
+        self.skip = skip
+        self.rescale = rescale
+        self.wire_dtype = wire_dtype
+        self.on_nonfinite = on_nonfinite
+        self.capture = Capture(method.vectors)
+        self.layers: dict[str, Layer] = {}
+        self.left: list[LeftOut] = []
+        self.records: dict[str, Record] = {}
+        self.warned: set[str] = set()
+        self.index = 0
+
+    def discover(self, optimized: set[int]) -> None:
+        """Find the layers whose weights are optimized and (re)install the hooks."""
+        self.layers, self.left = find_layers(self.model, optimized, self.skip, self.accept)
+        self.records = {name: self.records.get(name, Record()) for name in self.layers}
+        self.capture.watch(view for layer in self.layers.values() for view in layer.calls)
+        self.capture.armed = self.schedule.due(self.index)
+
+    def accept(self, shape: LayerShape) -> str | None:
+        """Why the method has no factor for a shape, or None if it has one."""
+        return None if any(self.method.sides(shape)) else self.method.limit()
+
+    def update(self) -> None:
+        """Fold what the layers showed into their factors, if this step is due."""
+        if not self.schedule.due(self.index):
+            return
+        seen = self.collect()
+        if self.on_nonfinite == "raise":
+            self.refuse_nonfinite(seen)
+        updates = {name: self.method.update(self.state(name), what) for name, what in seen.items()}
+        for name, state in run_together(updates, self.exchange).items():
+            record = self.records[name]
+            record.state = state
+            record.updates += 1
+            record.last_update = self.index
+
+    def precondition(self) -> None:
+        """Rewrite the gradients of every layer that has factors and a dense gradient."""
+        scale = RESCALE[self.rescale]
+        for name, layer in self.layers.items():
+            grad = layer.view.weight.grad
+            if grad is None or grad.layout != torch.strided or not self.records[name].state:
+                continue
+            matrix = layer.view.matrix()  # [G, o, i]
+            update = self.method.precondition(self.state(name), matrix).to(matrix.dtype)
+            layer.view.write(scale(update, matrix))
+
+    def advance(self) -> None:
+        """End the step: forget its statistics and listen if the next one updates."""
+        self.index += 1
+        self.capture.clear()
+        self.capture.armed = self.schedule.due(self.index)
+
+    def collect(self) -> dict[str, Seen]:
+        """Statistics of every layer that showed some; on many workers, of every layer."""
+        seen: dict[str, Seen] = {}
+        silent: list[str] = []
+        together = comm.world_size() > 1
+        for name, layer in self.layers.items():
+            if not layer.view.weight.requires_grad:
+                continue
+            what = self.seen_by(layer)
+            if what is None and together:
+                what = nothing_seen(layer, self.method.vectors)
+            if what is not None:
+                seen[name] = what
+            elif layer.view.weight.grad is not None and not self.records[name].updates:
+                silent.append(name)
+        self.warn_silent(silent)
+        return seen
+
+    def seen_by(self, layer: Layer) -> Seen | None:
+        """What one layer showed in the calls that were back-propagated."""
+        return self.capture.collect(layer.view, layer.bias_shows_gradient)
+
+    def state(self, name: str) -> State:
+        """The layer's state: made at the first use, following its weight's device and dtype."""
+        record, view = self.records[name], self.layers[name].view
+        weight = view.weight
+        dtype = self.method.dtype(weight.dtype)
+        if not record.state:
+            return self.method.init(view.shape, weight.device, weight.dtype)
+        for key, tensor in record.state.items():
+            wanted = dtype if tensor.is_floating_point() else tensor.dtype
+            if tensor.device != weight.device or tensor.dtype != wanted:
+                record.state[key] = tensor.to(weight.device, wanted)
+        return record.state
+
+    def exchange(self, messages: list[Exchange]) -> list[dict[str, Tensor]]:
+        """Combine one round of all layers' messages over workers, in flat buckets."""
+        workers = comm.world_size()
+        if workers == 1:
+            return [{**message.sum, **message.mean} for message in messages]
+        out: list[dict[str, Tensor]] = [{} for _ in messages]
+        keys = [(i, key) for i, m in enumerate(messages) for key in (*m.sum, *m.mean)]
+        tensors = [
+            messages[i].sum[key] if key in messages[i].sum else messages[i].mean[key] / workers
+            for i, key in keys
+        ]
+        reduced = reduce_flat(tensors, comm.all_reduce_sum, self.wire_dtype)
+        for (i, key), tensor in zip(keys, reduced, strict=True):
+            out[i][key] = tensor
+        return out
+
+    def refuse_nonfinite(self, seen: dict[str, Seen]) -> None:
+        """Raise before anything changes if a statistic or gradient isn't finite; synchronises."""
+        for name, layer in self.layers.items():
+            tensors = [seen[name].inputs, seen[name].grads] if name in seen else []
+            grad = layer.view.weight.grad
+            if grad is not None and grad.layout == torch.strided:
+                tensors.append(grad)
+            if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+                raise FloatingPointError(
+                    f"layer '{name}' has a statistic or gradient that is not finite in step "
+                    f"{self.index}; nothing was changed (on_nonfinite='raise'). Skip this batch, "
+                    "or pass on_nonfinite='skip' to leave such statistics out"
+                )
+
+    def warn_silent(self, names: list[str]) -> None:
+        """Warn once per layer that trains but never showed a statistic."""
+        new = [name for name in names if name not in self.warned]
+        if new:
+            self.warned.update(new)
+            warnings.warn(
+                f"no statistics arrived for {', '.join(new)}: the layer keeps training by the base "
+                "optimizer alone. Its module was not called through __call__ (model code may call "
+                ".forward or use the weight directly), or the model was compiled before the "
+                "optimizer was built",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+def run_together(
+    updates: dict[str, Update],
+    exchange: Callable[[list[Exchange]], list[dict[str, Tensor]]],
+) -> dict[str, State]:
+    """Run generators in lock-step, one exchange for all of them a round; their results by name."""
+    done: dict[str, State] = {}
+    answers: dict[str, dict[str, Tensor] | None] = dict.fromkeys(updates)
+    while answers:
+        waiting: dict[str, Exchange] = {}
+        for name, answer in answers.items():
+            try:
+                update = updates[name]
+                waiting[name] = next(update) if answer is None else update.send(answer)
+            except StopIteration as stop:
+                done[name] = stop.value
+        combined = exchange(list(waiting.values())) if waiting else []
+        answers = dict(zip(waiting, combined, strict=True))
+    return done
+
+
+def nothing_seen(layer: Layer, blocks: int) -> Seen:
+    """The statistic of a layer that this worker didn't use: no rows."""
+    view = layer.view
+    shape, weight = view.shape, view.weight
+    inputs = weight.new_zeros(shape.stack, blocks, shape.inputs, dtype=torch.float32)
+    rows = weight.new_zeros(blocks, dtype=torch.float32)
+    bias = view.bias_gradient() if layer.bias_shows_gradient else None
+    if bias is not None:
+        return Seen(inputs, bias.detach().to(inputs.dtype), rows, grads_reduced=True)
+    grads = weight.new_zeros(shape.stack, blocks, shape.outputs, dtype=torch.float32)
+    return Seen(inputs, grads, rows, grads_reduced=False)

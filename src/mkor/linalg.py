@@ -1,0 +1,74 @@
+"""Small linear algebra that two or more methods share: pure functions, leading dimensions batch.
+
+Half precision needs care on the CPU: float16 products there are a hundred times slower than
+float32 ones, while bfloat16 products are faster. The helpers hide that choice.
+
+Shapes: G stack, d side of a factor, r vectors, o and i the sides of a gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def slow_half(tensor: Tensor) -> bool:
+    """Whether matrix products of this tensor have no fast kernel (float16 on the CPU)."""
+    return tensor.dtype == torch.float16 and tensor.device.type == "cpu"
+
+
+def apply_factor(factor: Tensor, vectors: Tensor) -> Tensor:
+    """Product `factor @ vectors` in the factor's dtype, without a copy of the factor.
+
+    Args:
+        factor: Symmetric matrices, [G, d, d].
+        vectors: Columns, [G, d, r], float32 or float64.
+
+    Returns:
+        The product [G, d, r] in the dtype of `vectors`.
+    """
+    # Scaling to entries of at most 1 keeps float16 from overflowing on large raw statistics.
+    size = vectors.abs().amax(dim=(-2, -1), keepdim=True)  # [G, 1, 1]
+    scaled = (vectors / torch.where(size > 0, size, 1)).to(factor.dtype)  # [G, d, r]
+    if factor.shape[0] == 1 and vectors.shape[-1] == 1:
+        product = torch.mv(factor[0], scaled[0, :, 0]).view_as(scaled)
+    else:
+        product = factor @ scaled
+    return product.to(vectors.dtype) * size
+
+
+def add_low_rank_(matrix: Tensor, columns: Tensor, sign: float) -> Tensor:
+    """In place `matrix += sign · columns columnsᵀ`, one pass over the matrix, no temporary of it.
+
+    Args:
+        matrix: Symmetric matrices, [G, d, d].
+        columns: [G, d, r], any float dtype.
+        sign: +1 or -1.
+    """
+    columns = columns.to(matrix.dtype)
+    if (matrix.dtype == torch.float32 and columns.shape[-1] == 1) or slow_half(matrix):
+        for column in columns.split(1, dim=-1):  # [G, d, 1]
+            matrix.addcmul_(column, column.mT, value=sign)
+        return matrix
+    return matrix.baddbmm_(columns, columns.mT, alpha=sign)
+
+
+def sandwich(left: Tensor | None, grad: Tensor, right: Tensor | None) -> Tensor:
+    """The product `left · grad · right` with either side absent, in the factors' dtype.
+
+    Args:
+        left: [G, o, o] or None for the identity.
+        grad: [G, o, i].
+        right: [G, i, i] or None for the identity.
+
+    Returns:
+        [G, o, i], in the dtype of the products.
+    """
+    out = grad
+    for factor, on_left in ((left, True), (right, False)):
+        if factor is None:
+            continue
+        ready = factor.float() if slow_half(factor) else factor
+        out = out.to(ready.dtype)
+        out = ready @ out if on_left else out @ ready
+    return out

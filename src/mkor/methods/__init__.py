@@ -1,0 +1,9 @@
+"""The registry: one row per method. A new method is a file beside this one and a row here."""
+
+from __future__ import annotations
+
+from mkor.methods.base import Method
+from mkor.methods.mkor import MKORMethod
+
+METHODS: dict[str, type[Method]] = {"mkor": MKORMethod}
+"""Methods by name."""

@@ -1,0 +1,304 @@
+"""The user's face: a model, a base optimizer, and a method that improves its gradients.
+
+    base = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = mkor.MKOR(model, base)
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+The wrapper owns curvature only. Learning rates, momentum, weight decay and everything else live in
+the base optimizer: `param_groups`, `state` and `defaults` *are* the base's, so schedulers and code
+that edits groups act on the real thing.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mkor import checkpoint
+from mkor.capture.hooks import remove_inert_hooks
+from mkor.engine import Engine
+from mkor.methods.base import Method
+from mkor.report import LayerInfo, layer_infos, table
+from mkor.schedule import UpdateSchedule
+from mkor.validate import check_base, check_model, check_parameters, common_options
+
+
+class Preconditioner(Optimizer):
+    """A `torch.optim.Optimizer` that rewrites `.grad` by a curvature method, then steps `base`.
+
+    Subclasses choose the method; users build those. After `step()` the `.grad` of a preconditioned
+    layer holds the preconditioned gradient until it is cleared.
+    """
+
+    def __init__(self, model: nn.Module, base: Optimizer, method: Method, **common: Any) -> None:
+        """Attach to the layers of `model` whose weights `base` optimizes.
+
+        Args:
+            model: The model, wrapped or not.
+            base: The optimizer that takes the steps.
+            method: The curvature method.
+            common: The options that all methods share.
+
+        Raises:
+            TypeError: `model` or `base` is of the wrong type.
+            ValueError: `base` shares no parameter with the model or has others than the model's,
+                or an option is out of range.
+        """
+        check_model(model)
+        check_base(base)
+        check_parameters(model, base.param_groups)
+        common_options(common)
+        self._attach(model, base, method, common)
+
+    def _attach(
+        self, model: nn.Module, base: Optimizer, method: Method, common: dict[str, Any]
+    ) -> None:
+        self.model = model
+        self.base = base
+        self._method = method
+        self._common = common
+        self._preconditioned = False
+        self._closed = False
+        schedule = UpdateSchedule(common["factor_update_steps"], common["warmup_steps"])
+        self._engine = Engine(
+            model,
+            method,
+            schedule,
+            skip=tuple(common["skip"]),
+            rescale=common["rescale"],
+            wire_dtype=common["wire_dtype"],
+            on_nonfinite=common["on_nonfinite"],
+        )
+        Optimizer.__setstate__(self, {})
+        self._engine.discover(self._optimized())
+        self._finalizer = weakref.finalize(self, self._engine.capture.remove)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The base optimizer's parameter groups."""
+        return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.base.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The base optimizer's state."""
+        return self.base.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.base.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The base optimizer's defaults."""
+        return self.base.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.base.defaults = defaults
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Precondition the gradients and step the base optimizer.
+
+        Args:
+            closure: Re-evaluates the model and returns the loss. It runs first, with gradients
+                enabled. A base that evaluates it repeatedly (LBFGS) gets preconditioned gradients
+                in each evaluation; the factors are updated in the first.
+
+        Returns:
+            The closure's loss, or None.
+        """
+        if closure is not None and needs_closure(self.base):
+            return self._step_by_closure(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self._preconditioned:
+            self.precondition()
+        self._preconditioned = False
+        self.base.step()
+        return loss
+
+    def precondition(self) -> None:
+        """Rewrite the gradients, updating the factors if due, without stepping the base.
+
+        For frameworks that step their own optimizer. A `step()` that follows doesn't precondition
+        a second time; call this once per set of gradients.
+        """
+        if self._closed:
+            return
+        with self._exact():
+            self._engine.update()
+            self._engine.precondition()
+        self._engine.advance()
+        self._preconditioned = True
+
+    def _step_by_closure(self, closure: Callable[[], Any]) -> Any:
+        evaluations = 0
+
+        def preconditioned() -> Any:
+            nonlocal evaluations
+            with torch.enable_grad():
+                loss = closure()
+            if not self._closed:
+                with self._exact():
+                    if evaluations == 0:
+                        self._engine.update()
+                    self._engine.precondition()
+                self._engine.capture.armed = False
+            evaluations += 1
+            return loss
+
+        loss = self.base.step(preconditioned)
+        self._engine.advance()
+        return loss
+
+    @contextmanager
+    def _exact(self) -> Iterator[None]:
+        """No graph and no autocast: the mathematics runs in the dtypes it names."""
+        kinds = {p.device.type for group in self.param_groups for p in group["params"]}
+        with torch.no_grad():
+            if len(kinds) == 1:
+                with torch.autocast(kinds.pop(), enabled=False):
+                    yield
+            else:
+                with torch.autocast("cpu", enabled=False):
+                    yield
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients and the statistics that belong to them."""
+        self._engine.capture.discard_used()
+        self._preconditioned = False
+        self.base.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the base optimizer; layers of the model it covers are preconditioned.
+
+        Raises:
+            ValueError: The group has parameters that are not the model's.
+        """
+        params = param_group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        check_parameters(self.model, [{"params": params}])
+        self.base.add_param_group({**param_group, "params": params})
+        if not self._closed:
+            self._engine.discover(self._optimized())
+
+    def layers(self) -> list[LayerInfo]:
+        """One record per layer: what is preconditioned, what is not and why, and its books."""
+        return layer_infos(self._engine)
+
+    def close(self) -> None:
+        """Remove every hook; from here on a step is the base optimizer's alone."""
+        self._finalizer()
+        self._closed = True
+
+    def __enter__(self) -> Preconditioner:
+        """The optimizer itself; leaving the block closes it."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Remove every hook."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """A short table of the layers."""
+        closed = ", closed" if self._closed else ""
+        title = f"{type(self).__name__} on {type(self.base).__name__}{closed}"
+        return table(title, self.layers())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base's state dict plus the factors by layer name, loadable with `weights_only=True`.
+
+        As with torch's own optimizers, the tensors are the live ones, not copies.
+        """
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        names = checkpoint.parameter_names(self.model, self.param_groups)
+        out = {**self.base.state_dict(), checkpoint.KEY: checkpoint.pack(self._engine, names)}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            changed = after(self, out)
+            out = out if changed is None else changed
+        return out
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Load what `state_dict` returned; tensors are copied.
+
+        Args:
+            state_dict: The checkpoint.
+            strict: Whether it must fit this model and these groups exactly. If not, factors and
+                the base's state are matched by name and what doesn't match starts anew.
+
+        Raises:
+            ValueError: `strict` and the checkpoint differs; nothing is changed then.
+        """
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        loaded = copy.deepcopy(state_dict)
+        packed = loaded.pop(checkpoint.KEY, None)
+        if packed is None:
+            if strict:
+                raise ValueError(
+                    "this checkpoint has no factors: it was saved by a plain optimizer. Pass "
+                    "strict=False to load the base optimizer's state and start with new factors"
+                )
+            self.base.load_state_dict(loaded)
+            return
+        names = checkpoint.parameter_names(self.model, self.param_groups)
+        different = checkpoint.differences(self._engine, names, packed)
+        if different and strict:
+            raise ValueError(
+                "this checkpoint is of another model or optimizer: "
+                + "; ".join(different)
+                + ". Pass strict=False to load what matches by name"
+            )
+        if packed["parameters"] != names:
+            loaded = checkpoint.match_base(self.base, loaded, packed["parameters"], names)
+        self.base.load_state_dict(loaded)
+        checkpoint.unpack(self._engine, packed)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but hooks; copying a model and its optimizer together keeps the pair bound."""
+        return {
+            "model": self.model,
+            "base": self.base,
+            "method": self._method,
+            "common": self._common,
+            "index": self._engine.index,
+            "records": self._engine.records,
+            "closed": self._closed,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Attach to the copied model, in place of the inert hooks that came with it."""
+        remove_inert_hooks(state["model"])
+        self._attach(state["model"], state["base"], state["method"], state["common"])
+        self._engine.index = state["index"]
+        self._engine.records = state["records"]
+        self._engine.capture.armed = self._engine.schedule.due(self._engine.index)
+        if state["closed"]:
+            self.close()
+
+    def _optimized(self) -> set[int]:
+        return {id(p) for group in self.param_groups for p in group["params"]}
+
+
+def needs_closure(base: Optimizer) -> bool:
+    """Whether the base's `step` can't run without a closure, as LBFGS's."""
+    closure = inspect.signature(base.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

@@ -1,0 +1,104 @@
+"""One public class per method: its options and what they mean. The mathematics is in `methods`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mkor.methods.mkor import MKORMethod
+from mkor.optimizer import Preconditioner
+from mkor.validate import DTYPES, is_count, is_number, one_of, require
+
+
+class MKOR(Preconditioner):
+    """MKOR: gradients preconditioned by Kronecker factors that rank-1 updates keep inverted.
+
+    Source: Mozaffari et al., "MKOR: Momentum-Enabled Kronecker-Factor-Based Optimizer Using Rank-1
+    Updates", NeurIPS 2023, Algorithm 1. Symbols of the paper stand in parentheses.
+
+    Example:
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = mkor.MKOR(model, base)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        base: Optimizer,
+        *,
+        rule: str = "exact",
+        factor_update_steps: int = 10,
+        warmup_steps: int = 10,
+        factor_decay: float = 0.9,
+        damping: float | None = 0.1,
+        vectors: int = 1,
+        norm_limit: float | None = None,
+        blend: float = 0.95,
+        rescale: str | None = "gradient",
+        skip: Sequence[str] = (),
+        max_dim: int = 8192,
+        state_dtype: torch.dtype | None = None,
+        wire_dtype: torch.dtype | None = None,
+        on_nonfinite: str = "skip",
+    ) -> None:
+        """Wrap `base` so that it steps along preconditioned gradients.
+
+        Args:
+            model: The model; layers are observed by hooks.
+            base: Any `torch.optim` optimizer over parameters of the model.
+            rule: How an update changes the inverse: "exact" inverts the moving average,
+                "paper" follows eq. 5/6 as printed, "reference" what the authors' code computes.
+            factor_update_steps: Steps between factor updates (f).
+            warmup_steps: Steps at the start that all update the factors.
+            factor_decay: Weight of the old factor in the moving average (γ); "reference" has none.
+            damping: Weight of the identity relative to the trace of the statistics, which makes
+                the update independent of the loss's scale; None uses the vectors as they are, as
+                the paper does.
+            vectors: Mean vectors per update (r), from as many blocks of the batch.
+            norm_limit: Largest entry of an inverse before it is blended with the identity (ε); its
+                reciprocal guards against vanishing. None takes the rule's: 100, or 2 for
+                "reference", which resets instead.
+            blend: Weight of the inverse in that blend (ζ).
+            rescale: "gradient" keeps the norm of the gradient (line 10), None keeps the result.
+            skip: Regular expressions; modules whose name one of them matches are left to the base.
+            max_dim: A side wider than this gets no factor.
+            state_dtype: Dtype of the factors and of the products with them; None for float32, or
+                float64 for float64 parameters.
+            wire_dtype: Dtype of the statistics while they cross workers.
+            on_nonfinite: Statistics that aren't finite are left out ("skip"), reset the layer's
+                factors to the identity ("reset"), or raise FloatingPointError before anything
+                changes ("raise", which synchronises with the device in every step).
+
+        Raises:
+            TypeError: `model` or `base` is of the wrong type.
+            ValueError: An option is out of range, or `base` doesn't fit the model.
+        """
+        limits = {"exact": 100.0, "paper": 100.0, "reference": 2.0}
+        one_of("rule", rule, limits)
+        limit = limits[rule] if norm_limit is None else norm_limit
+        one_of("state_dtype", state_dtype, DTYPES)
+        inside = is_number(factor_decay) and 0 < factor_decay < 1
+        require("factor_decay", factor_decay, inside, "between 0 and 1, both excluded")
+        positive = damping is None or (is_number(damping) and damping > 0)
+        require("damping", damping, positive, "positive, or None for raw statistics")
+        require("vectors", vectors, is_count(vectors, 1), "an integer of at least 1")
+        require("norm_limit", limit, is_number(limit) and limit > 1, "greater than 1")
+        require("blend", blend, is_number(blend) and 0 <= blend < 1, "at least 0 and below 1")
+        require("max_dim", max_dim, is_count(max_dim, 1), "an integer of at least 1")
+        method = MKORMethod(
+            rule, vectors, factor_decay, damping, limit, blend, max_dim, state_dtype, on_nonfinite
+        )
+        super().__init__(
+            model,
+            base,
+            method,
+            factor_update_steps=factor_update_steps,
+            warmup_steps=warmup_steps,
+            rescale=rescale,
+            skip=skip,
+            wire_dtype=wire_dtype,
+            on_nonfinite=on_nonfinite,
+        )

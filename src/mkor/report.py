@@ -1,0 +1,92 @@
+"""What `optimizer.layers()` and `print(optimizer)` show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mkor.engine import Engine
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """One layer or module as the optimizer sees it.
+
+    Attributes:
+        name: Module path without the prefixes of wrappers; attention has one name a projection.
+        kind: Class of the module.
+        shape: Shape of the weight.
+        preconditioned: Whether its gradient is preconditioned.
+        reason: Why not, or which side has no factor; None where there is nothing to say.
+        bytes: Bytes of curvature state, also before the first update allocates it.
+        updates: Number of factor updates.
+        last_update: Step of the last one, None before.
+        skipped: Statistics left out as not finite.
+        resets: Factors reset to the identity.
+        blends: Times the stabiliser acted.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    preconditioned: bool
+    reason: str | None
+    bytes: int = 0
+    updates: int = 0
+    last_update: int | None = None
+    skipped: int = 0
+    resets: int = 0
+    blends: int = 0
+
+
+def layer_infos(engine: Engine) -> list[LayerInfo]:
+    """Records of the preconditioned layers, then of the modules left to the base optimizer."""
+    infos = [preconditioned(engine, name) for name in engine.layers]
+    left = [LayerInfo(m.name, m.kind, m.shape, False, m.reason) for m in engine.left]
+    return infos + left
+
+
+def preconditioned(engine: Engine, name: str) -> LayerInfo:
+    """The record of one layer; reads its counters, which synchronises with its device."""
+    view, record = engine.layers[name].view, engine.records[name]
+    counters = ("skipped", "resets", "blends")
+    counts = {key: int(record.state[key]) for key in counters if key in record.state}
+    frozen = not view.weight.requires_grad
+    sides = engine.method.sides(view.shape)
+    one_sided = (
+        f"{'inputs' if sides[0] else 'outputs'} side without factor: {engine.method.limit()}"
+    )
+    reason = "frozen" if frozen else None if all(sides) else one_sided
+    return LayerInfo(
+        name,
+        view.kind,
+        tuple(view.weight.shape),
+        not frozen,
+        reason,
+        engine.method.bytes(view.shape, view.weight.dtype),
+        record.updates,
+        record.last_update,
+        **counts,
+    )
+
+
+def table(title: str, infos: Iterable[LayerInfo], most: int = 12) -> str:
+    """A short table: the preconditioned layers up to `most`, then counts of reasons."""
+    infos = list(infos)
+    rows = [i for i in infos if i.preconditioned]
+    size = sum(i.bytes for i in rows) / 2**20
+    lines = [f"{title}: {len(rows)} layers preconditioned, {size:.1f} MiB of factors"]
+    width = max((len(i.name) for i in rows[:most]), default=0)
+    for info in rows[:most]:
+        shape = "x".join(map(str, info.shape))
+        events = f"  {info.resets} resets" if info.resets else ""
+        events += f"  {info.skipped} skipped" if info.skipped else ""
+        lines.append(
+            f"  {info.name:<{width}}  {info.kind}  {shape}  {info.updates} updates{events}"
+        )
+    if len(rows) > most:
+        lines.append(f"  … and {len(rows) - most} more, see layers()")
+    reasons = Counter(info.reason for info in infos if not info.preconditioned)
+    lines += [f"  base optimizer only: {count} x {reason}" for reason, count in reasons.items()]
+    return "\n".join(lines)

@@ -1,0 +1,35 @@
+"""Scaling a preconditioned gradient back to a known size: pure functions.
+
+Shapes: G stack, o output side, i input side (the bias is one more column, so weight and bias are
+rescaled jointly).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def match_norm(update: Tensor, grad: Tensor) -> Tensor:
+    """Give `update` the Frobenius norm of `grad`, per matrix (Algorithm 1, line 10).
+
+    A zero gradient stays zero. Where the update is not finite or is zero although the gradient
+    isn't, the gradient itself is returned: a broken factor costs the preconditioning of a step,
+    never the step.
+
+    Args:
+        update: ΔW, [G, o, i].
+        grad: ∇W, [G, o, i], same dtype.
+
+    Returns:
+        A tensor [G, o, i]; may reuse the memory of `update`.
+    """
+    wanted = torch.linalg.vector_norm(grad, dim=(-2, -1), keepdim=True)  # [G, 1, 1]
+    ratio = wanted / torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True)
+    return torch.where(torch.isfinite(ratio), update.mul_(ratio), grad)
+
+
+def keep_finite(update: Tensor, grad: Tensor) -> Tensor:
+    """Return `update`, or `grad` for the matrices where the update is not finite, [G, o, i]."""
+    size = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True)  # [G, 1, 1]
+    return torch.where(torch.isfinite(size), update, grad)

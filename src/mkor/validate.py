@@ -1,0 +1,119 @@
+"""Checks of what users pass: each error names the value, the rule and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mkor.distributed.comm import is_sharded
+
+DTYPES = (None, torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def require(name: str, value: object, good: bool, rule: str) -> None:
+    """Raise ValueError unless `good`, naming the option, its value and the rule."""
+    if not good:
+        raise ValueError(f"{name}={value!r} is out of range: {name} must be {rule}")
+
+
+def one_of(name: str, value: object, known: Iterable[object]) -> None:
+    """Raise ValueError unless the value is a known one, naming the nearest."""
+    options = list(known)
+    if value in options and not (isinstance(value, bool) and True not in options):
+        return
+    near = difflib.get_close_matches(str(value), [str(option) for option in options], n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"{name}={value!r} is unknown: choose from {', '.join(repr(o) for o in options)}{hint}"
+    )
+
+
+def is_count(value: object, least: int) -> bool:
+    """Whether a value is an integer of at least `least`."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite number."""
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return real and abs(float(value)) < float("inf")  # type: ignore[arg-type]
+
+
+def common_options(options: dict[str, Any]) -> None:
+    """Check the options that all methods share."""
+    every, warmup = options["factor_update_steps"], options["warmup_steps"]
+    require("factor_update_steps", every, is_count(every, 1), "an integer of at least 1")
+    require("warmup_steps", warmup, is_count(warmup, 0), "an integer of at least 0")
+    one_of("rescale", options["rescale"], ("gradient", None))
+    one_of("on_nonfinite", options["on_nonfinite"], ("skip", "reset", "raise"))
+    one_of("wire_dtype", options["wire_dtype"], DTYPES)
+    skip = options["skip"]
+    require("skip", skip, not isinstance(skip, str), "a sequence of regular expressions")
+    for pattern in skip:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ValueError(
+                f"skip={pattern!r} is no regular expression ({error}); special characters such as "
+                "'.' or '[' are escaped with a backslash"
+            ) from error
+
+
+def check_model(model: object) -> None:
+    """Check that the model is a module that can be observed."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+        raise ValueError(
+            "model is a DataParallel over several devices, whose replicas can't be observed; wrap "
+            "it in torch.nn.parallel.DistributedDataParallel instead"
+        )
+    for name, parameter in model.named_parameters():
+        if is_sharded(parameter):
+            raise ValueError(
+                f"parameter '{name}' is a DTensor: sharded parameters are not supported; use "
+                "DistributedDataParallel, or build the optimizer on an unsharded model"
+            )
+
+
+def check_base(base: object) -> None:
+    """Check that the base is an optimizer instance."""
+    if isinstance(base, type) and issubclass(base, Optimizer):
+        raise TypeError(
+            f"base must be an optimizer, got the class {base.__name__}; build it first: "
+            f"{base.__name__}(model.parameters(), lr=...)"
+        )
+    if not isinstance(base, Optimizer):
+        raise TypeError(f"base must be a torch.optim.Optimizer, got {type(base).__name__}")
+
+
+def check_parameters(model: nn.Module, groups: list[dict[str, Any]]) -> None:
+    """Check that the groups hold parameters of the model and no others."""
+    own = {id(parameter) for parameter in model.parameters()}
+    foreign = [
+        (number, tuple(parameter.shape))
+        for number, group in enumerate(groups)
+        for parameter in group["params"]
+        if id(parameter) not in own
+    ]
+    if not own:
+        raise ValueError("model has no parameters, so there is nothing to optimize")
+    total = sum(len(group["params"]) for group in groups)
+    if foreign and len(foreign) == total:
+        raise ValueError(
+            f"none of the base optimizer's {total} parameters belong to the model; build the base "
+            "from model.parameters() of the model that is passed here"
+        )
+    if foreign:
+        number, shape = foreign[0]
+        raise ValueError(
+            f"the base optimizer has {len(foreign)} parameters that are not the model's, the first "
+            f"in group {number} with shape {shape}; pass a module that holds all of them, or "
+            "optimize them with an optimizer of their own"
+        )
