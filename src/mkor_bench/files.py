@@ -1,0 +1,47 @@
+"""Files that are either the old version or the new one, never half of one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from mkor_bench.errors import UserError
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file under a temporary name beside its own, then renames it.
+
+    Args:
+        path: The file to create or to replace.
+        write: Writes the content to the path that it is given.
+    """
+    # The suffix stays the same, since matplotlib chooses the format by it.
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Creates an output folder and checks that files can be written to it.
+
+    Args:
+        folder: The folder; its parents are created too.
+
+    Raises:
+        UserError: The folder cannot be created or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(
+            f"output folder {str(folder)!r} is not writable ({reason}): "
+            "choose another with --output."
+        ) from error

@@ -1,0 +1,89 @@
+"""The optimizers that the command knows by name, one row each.
+
+A new method is one more row: a name, a sentence, and a function that builds the
+optimizer for a model at a learning rate. Everything else about a comparison is the
+same for all rows, so that it differs in the method alone.
+
+``torch`` and ``mkor`` are imported by the builders, so that ``mkor --help`` is quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mkor_bench.errors import unknown_name
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    Builder = Callable[[nn.Module, float], Optimizer]
+
+MOMENTUM = 0.9
+"""Momentum of SGD, alone and below MKOR."""
+
+
+@dataclass(frozen=True)
+class OptimizerRow:
+    """One optimizer of the registry.
+
+    Attributes:
+        name: The name on the command line.
+        description: One phrase for tables and reports.
+        build: Makes the optimizer from a model and a learning rate.
+        first_order: Whether it is a baseline that the second-order methods are to beat.
+    """
+
+    name: str
+    description: str
+    build: Builder
+    first_order: bool = False
+
+
+def _sgd(model: nn.Module, lr: float) -> Optimizer:
+    from torch.optim import SGD
+
+    return SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
+
+
+def _adamw(model: nn.Module, lr: float) -> Optimizer:
+    from torch.optim import AdamW
+
+    return AdamW(model.parameters(), lr=lr)
+
+
+def _mkor(model: nn.Module, lr: float, *, base: Builder) -> Optimizer:
+    from mkor import MKOR
+
+    return MKOR(model, base(model, lr))
+
+
+_ROWS = (
+    OptimizerRow("sgd", "SGD with momentum 0.9", _sgd, first_order=True),
+    OptimizerRow("adamw", "AdamW", _adamw, first_order=True),
+    OptimizerRow("mkor-sgd", "MKOR on SGD with momentum 0.9", partial(_mkor, base=_sgd)),
+    OptimizerRow("mkor-adamw", "MKOR on AdamW", partial(_mkor, base=_adamw)),
+)
+
+OPTIMIZERS: dict[str, OptimizerRow] = {row.name: row for row in _ROWS}
+"""Every optimizer by its name, in the order of the tables."""
+
+
+def optimizer_row(name: str) -> OptimizerRow:
+    """Looks an optimizer up.
+
+    Args:
+        name: Its name on the command line.
+
+    Returns:
+        Its row of the registry.
+
+    Raises:
+        UserError: The name is unknown; the nearest known names are suggested.
+    """
+    if name not in OPTIMIZERS:
+        raise unknown_name("optimizer", name, OPTIMIZERS)
+    return OPTIMIZERS[name]

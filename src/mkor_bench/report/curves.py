@@ -1,0 +1,113 @@
+"""``curves.png``: the training loss by step and by second, one row a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mkor_bench.files import write_atomically
+from mkor_bench.optimizers import OPTIMIZERS
+from mkor_bench.report.table import number
+from mkor_bench.summary import OptimizerResult, TaskResult, mean_curve, smooth, window
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FILE_NAME = "curves.png"
+
+# Okabe and Ito's colours, which people with any colour vision can tell apart.
+COLOURS = ("#56B4E9", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#F0E442")
+
+
+def write_curves(folder: Path, results: Sequence[TaskResult]) -> None:
+    """Writes ``curves.png``.
+
+    Args:
+        folder: The output folder.
+        results: One result a task.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # No pyplot: it would choose a backend and keep global state.
+    figure = Figure(figsize=(11, 4.2 * len(results)), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(results), 2, squeeze=False, sharey="row")
+    for (by_step, by_second), result in zip(grid, results, strict=True):
+        _draw(by_step, result, by_second=False)
+        _draw(by_second, result, by_second=True)
+        if by_step.get_legend_handles_labels()[0]:  # else every optimizer diverged
+            by_step.legend(fontsize=9)
+    write_atomically(folder / FILE_NAME, lambda path: figure.savefig(path, dpi=130))
+
+
+def _draw(axes: Axes, result: TaskResult, *, by_second: bool) -> None:
+    lows, highs = [], []
+    for optimizer in result.optimizers:
+        if optimizer.runs and min(run.step for run in optimizer.runs) > 1:
+            low, high = _draw_optimizer(axes, optimizer, by_second=by_second)
+            lows.append(low)
+            highs.append(high)
+    if result.target is not None:
+        _draw_target(axes, result.target.final_loss[0])
+    axes.set_title(f"{result.task.name}, loss by {'second' if by_second else 'step'}")
+    axes.set_xlabel("training time of a run (s)" if by_second else "step")
+    axes.set_xlim(left=0)
+    if not by_second:
+        axes.set_ylabel(f"training loss (mean of {window(result.steps)} steps)")
+    axes.grid(alpha=0.25)
+    _limit(axes, lows, highs)
+
+
+def _draw_target(axes: Axes, loss: float) -> None:
+    axes.axhline(loss, color="grey", linestyle=":", linewidth=1, zorder=0)
+    axes.annotate(
+        f"best first-order: {number(loss)}",
+        (0.01, loss),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        fontsize=8,
+        color="dimgrey",
+    )
+
+
+def _draw_optimizer(axes: Axes, result: OptimizerResult, *, by_second: bool) -> tuple[float, float]:
+    """Draws the mean over seeds in a band from the lowest seed to the highest."""
+    width = window(result.runs[0].settings.steps)
+    steps = min(run.step for run in result.runs)
+    curves = np.array([smooth(run.losses, width)[:steps] for run in result.runs])
+    # The first means have too few values in them to be shown.
+    shown = slice(min(width, steps) - 1, None)
+    seconds = mean_curve([run.seconds for run in result.runs])
+    x = np.array(seconds) if by_second else np.arange(1, steps + 1)
+    colour = COLOURS[list(OPTIMIZERS).index(result.optimizer) % len(COLOURS)]
+    style = "--" if OPTIMIZERS[result.optimizer].first_order else "-"
+    mean = curves.mean(axis=0)
+    label = f"{result.optimizer} (lr {result.runs[0].settings.lr:g})"
+    axes.plot(x[shown], mean[shown], color=colour, linestyle=style, linewidth=1.8, label=label)
+    band = (curves.min(axis=0)[shown], curves.max(axis=0)[shown])
+    axes.fill_between(x[shown], *band, color=colour, alpha=0.18, linewidth=0)
+    # What an optimizer does after its first tenth decides the range of the axis, and
+    # nothing above the loss that it began with.
+    settled = mean[max(width - 1, steps // 10) :]
+    finite = settled[np.isfinite(settled)]
+    if not len(finite):
+        return np.nan, np.nan
+    first = np.mean([run.losses[0] for run in result.runs])
+    return float(finite.min()), float(min(finite.max(), first))
+
+
+def _limit(axes: Axes, lows: list[float], highs: list[float]) -> None:
+    lows, highs = [x for x in lows if np.isfinite(x)], [x for x in highs if np.isfinite(x)]
+    if not lows:
+        return
+    low, high = min(lows), max(highs)
+    if low > 0 and high > 3 * low:
+        axes.set_yscale("log")
+        axes.set_ylim(low / 1.3, high * 1.3)
+    elif high > low:
+        axes.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))

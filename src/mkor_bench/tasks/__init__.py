@@ -1,0 +1,21 @@
+"""Training problems: one file a task, and the user's own.
+
+A built-in task is a module with a function ``task(data)`` that returns a
+:class:`~mkor_bench.tasks.task.Task`, and one row below. A user's task is a function in
+any Python file, named ``path/to/file.py:function`` on the command line.
+
+This module imports nothing heavy, so that ``mkor --help`` is quick.
+"""
+
+from __future__ import annotations
+
+TASKS: dict[str, str] = {
+    "digits-autoencoder": "mkor_bench.tasks.digits_autoencoder",
+    "digits-classifier": "mkor_bench.tasks.digits_classifier",
+}
+"""Built-in tasks: the name and the module that makes the task."""
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "digits": ("digits-autoencoder", "digits-classifier"),
+}
+"""Names for several tasks that are compared together."""

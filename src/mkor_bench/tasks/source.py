@@ -1,0 +1,167 @@
+"""Where a task comes from: a name of the registry, or a function in the user's file.
+
+A worker process gets the source, which is two strings, and loads the task itself:
+functions of a user's file could not be sent to it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mkor_bench.errors import UserError, unknown_name
+from mkor_bench.tasks import GROUPS, TASKS
+from mkor_bench.tasks.task import Task
+
+A_TASK_IS = (
+    "a mkor_bench.tasks.task.Task, which has name, description, build, batches, loss, "
+    "evaluate, metric and higher_is_better"
+)
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """Where to load a task from.
+
+    Attributes:
+        text: A built-in task's name, or ``path/to/file.py:function``.
+        data: The folder with data sets, for tasks that read any.
+    """
+
+    text: str
+    data: str | None = None
+
+    @property
+    def is_users(self) -> bool:
+        """Whether the task is in a file of the user's."""
+        return ":" in self.text
+
+    def load(self) -> Task:
+        """Makes the task, once in each process.
+
+        Returns:
+            The task.
+
+        Raises:
+            UserError: It is unknown, or does not load, or is not a task.
+        """
+        return load_once(self)
+
+
+def resolve_tasks(text: str, data: str | None) -> list[TaskSource]:
+    """Turns the command's TASK into tasks, each of which loads.
+
+    Args:
+        text: A task, a group of tasks, or ``path/to/file.py:function``.
+        data: The folder with data sets, or None.
+
+    Returns:
+        The sources of one or more tasks.
+
+    Raises:
+        UserError: Nothing of that name, or its file does not give a task.
+    """
+    if data is not None and not Path(data).is_dir():
+        raise UserError(
+            f"data folder {data!r} does not exist: give an existing folder "
+            "with --data or in the environment variable MKOR_DATA."
+        )
+    if ":" not in text and text not in TASKS and text not in GROUPS:
+        if text.endswith(".py"):
+            raise UserError(f"task {text!r} names no function: write {text}:FUNCTION.")
+        raise unknown_name("task", text, [*TASKS, *GROUPS])
+    sources = [TaskSource(name, data) for name in GROUPS.get(text, (text,))]
+    for source in sources:
+        source.load()
+    return sources
+
+
+@cache
+def load_once(source: TaskSource) -> Task:
+    """Makes a source's task; a process makes it once, and keeps it."""
+    data = None if source.data is None else Path(source.data)
+    if not source.is_users:
+        task: Task = importlib.import_module(TASKS[source.text]).task(data)
+        return task
+    path, _, name = source.text.rpartition(":")
+    function = _find_function(_import_file(Path(path)), path, name)
+    made = _call(source.text, function, data)
+    if not isinstance(made, Task):
+        raise UserError(
+            f"{source.text} returned {_shorten(made)}, which is not a task: return {A_TASK_IS}."
+        )
+    return made
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UserError(f"task file {str(path)!r} does not exist: write path/to/file.py:function.")
+    # As for a script, modules beside the file can be imported.
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = f"mkor_task_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"task file {str(path)!r} is not a Python file: its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by its name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"task file {str(path)!r} does not load: {where(error, path)}.") from error
+    return module
+
+
+def _find_function(module: ModuleType, path: str, name: str) -> Callable[..., Any]:
+    function: Any = getattr(module, name, None)
+    if callable(function):
+        return function
+    known = [
+        key
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+    raise unknown_name(f"function of {path}", name, known or ["(it defines no functions)"])
+
+
+def _call(text: str, function: Callable[..., Any], data: Path | None) -> Any:
+    # A task that reads no files may leave the argument out.
+    arguments = (data,) if inspect.signature(function).parameters else ()
+    try:
+        return function(*arguments)
+    except Exception as error:
+        path = Path(text.rpartition(":")[0])
+        raise UserError(f"{text} failed: {where(error, path)}.") from error
+
+
+def where(error: BaseException, path: Path) -> str:
+    """Tells an error of the user's file in one line, with the line that it arose on.
+
+    Args:
+        error: What was raised.
+        path: The user's file.
+
+    Returns:
+        The line of the file where known, the error's type and its message.
+    """
+    message = " ".join(str(error).split()) or "no message"
+    told = f"{type(error).__name__}: {message}".rstrip(".")
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f.lineno for f in frames if Path(f.filename).resolve() == path.resolve()]
+    return f"line {lines[-1]}: {told}" if lines else told
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,153 @@
+"""The command line: its surface, its help, and what it says to mistakes."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.main import get_command
+
+from mkor_bench.cli import app
+from mkor_bench.optimizers import OPTIMIZERS
+from mkor_bench.tasks import GROUPS, TASKS
+
+# Changing this table changes what users type: say so in CHANGELOG.md.
+SURFACE = {
+    "compare": {
+        "TASK",
+        "--optimizers",
+        "--lrs",
+        "--steps",
+        "--seeds",
+        "--threads",
+        "--output",
+        "--data",
+    },
+    "train": {
+        "TASK",
+        "--optimizer",
+        "--lr",
+        "--steps",
+        "--seed",
+        "--threads",
+        "--output",
+        "--data",
+        "--checkpoint-every",
+        "--resume",
+    },
+}
+
+
+def surface():
+    return {
+        name: {p.opts[0] if p.param_type_name == "option" else p.metavar for p in command.params}
+        for name, command in get_command(app).commands.items()
+    }
+
+
+def test_commands_and_options_are_frozen():
+    assert surface() == SURFACE
+
+
+@pytest.mark.parametrize("command", SURFACE)
+def test_help_teaches(mkor, command):
+    result = mkor(command, "--help")
+    assert result.exit_code == 0
+    for part in ("Examples:", "Written to the output folder:", "path/to/file.py:function"):
+        assert part in result.output
+    for name in [*TASKS, *OPTIMIZERS]:
+        assert name in result.output
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys, mkor_bench.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_groups_name_tasks():
+    assert {task for tasks in GROUPS.values() for task in tasks} <= set(TASKS)
+
+
+MISTAKES = {
+    "task": (
+        ["compare", "digist"],
+        "unknown task 'digist': did you mean 'digits'?",
+    ),
+    "task without a near name": (
+        ["compare", "xyz"],
+        "unknown task 'xyz': choose from digits, digits-autoencoder, digits-classifier.",
+    ),
+    "optimizer": (
+        ["compare", "digits", "--optimizers", "sgd,mkor-sdg"],
+        "unknown optimizer 'mkor-sdg': did you mean 'mkor-sgd'",
+    ),
+    "no optimizer": (
+        ["compare", "digits", "--optimizers", ","],
+        "--optimizers ',' names none: give names such as sgd,mkor-sgd.",
+    ),
+    "zero learning rate": (
+        ["compare", "digits", "--lrs", "0.1,0"],
+        "learning rate 0 in --lrs must be a positive number",
+    ),
+    "word as learning rate": (
+        ["compare", "digits", "--lrs", "fast"],
+        "learning rate fast in --lrs must be a positive number",
+    ),
+    "infinite learning rate": (
+        ["train", "digits-classifier", "--lr", "inf"],
+        "learning rate inf in --lr must be a positive number",
+    ),
+    "no learning rate": (["compare", "digits", "--lrs", ""], "--lrs '' has no learning rate"),
+    "no steps": (["compare", "digits", "--steps", "0"], "--steps must be at least 1, got 0"),
+    "no seeds": (["compare", "digits", "--seeds", "0"], "--seeds must be from 1 to 1000, got 0"),
+    "negative seed": (
+        ["train", "digits-classifier", "--seed", "-1"],
+        "--seed must be from 0 to 4294967295, got -1",
+    ),
+    "no threads": (["compare", "digits", "--threads", "0"], "--threads must be at least 1, got 0"),
+    "negative interval": (
+        ["train", "digits-classifier", "--checkpoint-every", "-5"],
+        "--checkpoint-every must be at least 0, got -5",
+    ),
+    "data folder": (
+        ["compare", "digits", "--data", "nowhere"],
+        "data folder 'nowhere' does not exist: give an existing folder with --data",
+    ),
+    "group to train": (
+        ["train", "digits"],
+        "task 'digits' is a group of tasks: train one of them, "
+        "digits-autoencoder or digits-classifier.",
+    ),
+    "optimizer to train with": (
+        ["train", "digits-classifier", "--optimizer", "adam"],
+        "unknown optimizer 'adam': did you mean 'adamw'",
+    ),
+    "output folder": (
+        ["compare", "digits", "--output", "/dev/null/runs"],
+        "output folder '/dev/null/runs' is not writable (Not a directory): "
+        "choose another with --output.",
+    ),
+    "nothing to resume": (
+        ["train", "digits-classifier", "--resume"],
+        "no checkpoint to resume from: 'runs/train/digits-classifier-mkor-sgd/checkpoint.pt' "
+        "does not exist; run without --resume, or give its folder with --output.",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_in_one_line_before_any_work(mkor, tmp_path, mistake):
+    arguments, message = MISTAKES[mistake]
+    result = mkor(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"Error: {message}")
+    assert len(result.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unwritable_folder_is_named(mkor, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = mkor("train", "digits-classifier", "--output", tmp_path / "file")
+    assert result.exit_code == 2
+    assert re.search(r"output folder '.*file' is not writable", result.stderr)

@@ -1,0 +1,151 @@
+"""Built-in tasks, and tasks in a user's file."""
+
+from itertools import islice
+
+import pytest
+import torch
+
+from mkor_bench.errors import UserError
+from mkor_bench.tasks import TASKS
+from mkor_bench.tasks.batches import shuffled_batches
+from mkor_bench.tasks.check import check_task
+from mkor_bench.tasks.digits import load_digits
+from mkor_bench.tasks.digits_classifier import shifted
+from mkor_bench.tasks.source import TaskSource, resolve_tasks
+from mkor_bench.tasks.task import Task
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_built_in_task_keeps_the_contract(name):
+    task = TaskSource(name).load()
+    assert task.name == name
+    model = task.build(0)
+    losses = [task.loss(model, batch) for batch in islice(task.batches(0), 2)]
+    assert all(loss.ndim == 0 and loss.requires_grad for loss in losses)
+    with torch.no_grad():
+        assert isinstance(task.evaluate(model), float)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_batches_follow_from_the_seed_alone(name):
+    task = TaskSource(name).load()
+
+    def first(seed):
+        torch.rand(1)  # the global generator must not matter
+        return [part for batch in islice(task.batches(seed), 3) for part in batch]
+
+    assert all(map(torch.equal, first(1), first(1)))
+    assert not all(map(torch.equal, first(1), first(2)))
+
+
+def test_an_epoch_has_each_row_once_and_full_batches_only():
+    rows = torch.arange(10)
+    batches = list(islice(shuffled_batches((rows, 2 * rows), 3, seed=0), 6))
+    for epoch in (batches[:3], batches[3:]):
+        seen = torch.cat([batch[0] for batch in epoch])
+        assert len(set(seen.tolist())) == 9
+    assert all(torch.equal(2 * one, two) for one, two in batches)
+
+
+def test_digits_are_split_once():
+    digits = load_digits()
+    assert (len(digits.train_images), len(digits.test_images)) == (1437, 360)
+    assert digits.train_images.min() == 0 and digits.train_images.max() == 1
+    assert set(digits.test_labels.tolist()) == set(range(10))
+
+
+def test_shifts_move_an_image_by_at_most_a_pixel():
+    image = torch.zeros(200, 8, 8)
+    image[:, 4, 4] = 1
+    moved = shifted(image.view(200, 64), torch.Generator().manual_seed(0)).view(200, 8, 8)
+    places = {tuple(place) for place in moved.nonzero()[:, 1:].tolist()}
+    assert places == {(row, column) for row in (3, 4, 5) for column in (3, 4, 5)}
+
+
+def test_a_users_task_loads_and_passes_its_trial(tiny, tmp_path):
+    (source,) = resolve_tasks(f"{tiny}:task", None)
+    assert isinstance(source.load(), Task)
+    check_task(source)
+    (source,) = resolve_tasks(f"{tiny}:with_data", str(tmp_path))
+    assert str(tmp_path) in source.load().description
+
+
+FILES = {
+    "no such file": (None, "make", "task file '{path}' does not exist"),
+    "syntax": ("def make(:", "make", "does not load: SyntaxError: "),
+    "import": ("import no_such_module", "make", "does not load: line 1: ModuleNotFoundError: "),
+    "no such function": ("def make(): pass", "mkae", "unknown function of {path} 'mkae': did you"),
+    "no function at all": ("", "make", "unknown function of {path} 'make': choose from (it def"),
+    "not a task": (
+        "def make(): return 3",
+        "make",
+        "{path}:make returned 3, which is not a task: return a mkor_bench.tasks.task.Task, "
+        "which has name, description, build, batches, loss, evaluate, metric",
+    ),
+    "raises": ("\ndef make(): 1 / 0", "make", "{path}:make failed: line 2: ZeroDivisionError: div"),
+}
+
+
+@pytest.mark.parametrize("fault", FILES)
+def test_a_fault_of_the_file_is_told(mkor, tmp_path, fault):
+    content, function, message = FILES[fault]
+    path = tmp_path / "my_task.py"
+    if content is not None:
+        path.write_text(content)
+    result = mkor("compare", f"{path}:{function}")
+    assert result.exit_code == 2
+    assert message.format(path=path) in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_file_without_a_function_is_told(mkor):
+    assert "task 'my.py' names no function: write my.py:FUNCTION." in (
+        mkor("compare", "my.py").stderr
+    )
+
+
+TRIALS = {
+    "build=lambda seed: 3": "build must return a torch.nn.Module; got 3",
+    "build=3": "build must be a function; got 3",
+    "batches=lambda seed: [1]": "batches must return an endless iterator, such as a generator; ",
+    "batches=lambda seed: iter([])": "it gave no batch at all",
+    "loss_function=lambda model, rows: 3.0": "loss must return a scalar tensor; got 3.0",
+    "loss_function=lambda model, rows: model(rows)": "got a tensor of shape [16, 1]",
+    "loss_function=lambda model, rows: rows.sum()": "loss must depend on the model's parameters",
+    "loss_function=lambda model, rows: model(rows).sum() / 0": "loss must be finite on a new",
+    "evaluate=lambda model: 'good'": "evaluate must return a number; got 'good'",
+    "evaluate=lambda model: 1 / 0": "failed in its evaluate: line 3: ZeroDivisionError",
+}
+
+
+@pytest.mark.parametrize("change", TRIALS)
+def test_a_fault_of_the_task_is_told_before_work_begins(mkor, tmp_path, tiny, change):
+    path = tmp_path / "my_task.py"
+    path.write_text(
+        "import sys; sys.path.insert(0, r'{}')\nfrom tiny_task import make\n"
+        "task = lambda: make({})".format(tiny.removesuffix("tiny_task.py"), change)
+    )
+    result = mkor("train", f"{path}:task")
+    assert result.exit_code == 2
+    assert "task 'tiny'" in result.stderr
+    assert TRIALS[change] in result.stderr
+    assert [p.name for p in tmp_path.iterdir() if p.suffix != ".py"] in ([], ["__pycache__"])
+
+
+def test_batches_that_end_too_soon_are_told(mkor, tmp_path, tiny):
+    path = tmp_path / "my_task.py"
+    path.write_text(
+        "import sys; sys.path.insert(0, r'{}')\nfrom tiny_task import batches, make\n"
+        "from itertools import islice\n"
+        "task = lambda: make(batches=lambda seed: islice(batches(seed), 5))".format(
+            tiny.removesuffix("tiny_task.py")
+        )
+    )
+    result = mkor("train", f"{path}:task", "--optimizer", "sgd")
+    assert result.exit_code == 2
+    assert "its batches ended after 5 of 20 steps: make them endless" in result.stderr
+
+
+def test_a_missing_data_folder_is_told():
+    with pytest.raises(UserError, match="data folder 'nowhere' does not exist"):
+        resolve_tasks("digits", "nowhere")
