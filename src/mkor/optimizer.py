@@ -108,7 +108,7 @@ class Preconditioner(Optimizer):
     def defaults(self, defaults: dict[str, Any]) -> None:
         self.base.defaults = defaults
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Precondition the gradients and step the base optimizer.
 
         Args:

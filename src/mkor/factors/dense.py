@@ -59,13 +59,13 @@ def normalise(vectors: Tensor, damping: float) -> Tensor:
     size = vectors.abs().amax(dim=(-2, -1), keepdim=True)  # [G, 1, 1]
     unit = vectors / torch.where(size > 0, size, 1)
     length = torch.linalg.vector_norm(unit, dim=(-2, -1), keepdim=True)
-    return unit / (damping**0.5 * torch.where(length > 0, length, 1))
+    scaled: Tensor = unit / (damping**0.5 * torch.where(length > 0, length, 1))
+    return scaled
 
 
 def largest(inverse: Tensor) -> Tensor:
     """The infinity norm max |J_ij|, [G]: for a positive definite matrix it is on the diagonal."""
-    diagonal: Tensor = inverse.diagonal(dim1=-2, dim2=-1)
-    return diagonal.amax(dim=-1).float()
+    return inverse.diagonal(dim1=-2, dim2=-1).amax(dim=-1).float()
 
 
 def stabiliser(inverse: Tensor, limit: float, blend: float) -> Tensor:
