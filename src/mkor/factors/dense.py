@@ -65,7 +65,8 @@ def normalise(vectors: Tensor, damping: float) -> Tensor:
 
 def largest(inverse: Tensor) -> Tensor:
     """The infinity norm max |J_ij|, [G]: for a positive definite matrix it is on the diagonal."""
-    return inverse.diagonal(dim1=-2, dim2=-1).amax(dim=-1).float()
+    norm = inverse.diagonal(dim1=-2, dim2=-1).amax(dim=-1)
+    return norm.to(torch.promote_types(norm.dtype, torch.float32))
 
 
 def stabiliser(inverse: Tensor, limit: float, blend: float) -> Tensor:
@@ -74,7 +75,7 @@ def stabiliser(inverse: Tensor, limit: float, blend: float) -> Tensor:
     Algorithm 1, lines 5-6, extended to an inverse that vanishes.
     """
     norm = largest(inverse)
-    return torch.where((norm > limit) | (norm < 1 / limit), blend, 1.0)
+    return torch.ones_like(norm).masked_fill((norm > limit) | (norm < 1 / limit), blend)
 
 
 def exact(inverse: Tensor, vectors: Tensor, decay: float, limit: float, blend: float) -> Change:
