@@ -56,11 +56,18 @@ def normalise(vectors: Tensor, damping: float) -> Tensor:
         vectors: [G, d, r].
         damping: μ, the identity's weight relative to the trace.
     """
-    size = vectors.abs().amax(dim=(-2, -1), keepdim=True)  # [G, 1, 1]
-    unit = vectors / torch.where(size > 0, size, 1)
+    unit, _ = unit_size(vectors)
     length = torch.linalg.vector_norm(unit, dim=(-2, -1), keepdim=True)
     scaled: Tensor = unit / (damping**0.5 * torch.where(length > 0, length, 1))
     return scaled
+
+
+def unit_size(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """V/s with entries of at most 1, and 1/s² [G, 1, 1]: squares of large raw vectors overflow."""
+    size = vectors.abs().amax(dim=(-2, -1), keepdim=True)  # [G, 1, 1]
+    size = torch.where(size > 0, size, 1)
+    least = torch.finfo(size.dtype).tiny
+    return vectors / size, size.reciprocal().square().clamp_min(least)
 
 
 def largest(inverse: Tensor) -> Tensor:
@@ -91,8 +98,10 @@ def exact(inverse: Tensor, vectors: Tensor, decay: float, limit: float, blend: f
         blend: ζ, the weight of J in that blend.
     """
     weight = stabiliser(inverse, limit, blend).to(vectors.dtype)  # [G]
+    vectors, floor = unit_size(vectors)
     images = blended_images(inverse, vectors, weight)  # ĴV, [G, d, r]
-    columns = solve_gram(decay, 1 - decay, vectors, images) * ((1 - decay) / decay) ** 0.5
+    columns = solve_gram(decay * floor, 1 - decay, vectors, images)
+    columns = columns * ((1 - decay) / decay) ** 0.5
     return Change(weight / decay, (1 - weight) / decay, columns, -1.0, weight < 1, weight < 0)
 
 
@@ -102,12 +111,13 @@ def paper(inverse: Tensor, vectors: Tensor, decay: float, limit: float, blend: f
     J⁺ = γĴ + (1-γ)/(γ²(1 + γ(1-γ)vᵀĴv))·ĴvvᵀĴ. Not an inverse of eq. 3/4; kept for fidelity.
     """
     weight = stabiliser(inverse, limit, blend).to(vectors.dtype)  # [G]
+    vectors, floor = unit_size(vectors)
     images = blended_images(inverse, vectors, weight)  # [G, d, r]
     columns: list[Tensor] = []
     for j in range(vectors.shape[-1]):
         image = images[..., j : j + 1]  # Ĵv, [G, d, 1]
         along = (vectors[..., j : j + 1] * image).sum(dim=-2, keepdim=True)  # vᵀĴv, [G, 1, 1]
-        gain = (1 - decay) / (decay**2 * (1 + decay * (1 - decay) * along))
+        gain = (1 - decay) / (decay**2 * (floor + decay * (1 - decay) * along))
         columns = [column * decay**0.5 for column in columns] + [image * gain.sqrt()]
         images = decay * images + gain * image * (image.mT @ vectors)
     shrink = decay ** vectors.shape[-1]
@@ -123,8 +133,9 @@ def reference(inverse: Tensor, vectors: Tensor, decay: float, limit: float, blen
     """
     del decay
     weight = torch.full_like(inverse[:, 0, 0], blend, dtype=vectors.dtype)  # [G]
+    vectors, floor = unit_size(vectors)
     images = blended_images(inverse, vectors, weight)
-    columns = solve_gram(1.0, 1.0, vectors, images)
+    columns = solve_gram(floor, 1.0, vectors, images)
     change = Change(weight, 1 - weight, columns, -1.0, weight < 0, weight < 0)
     return restart(change, largest(inverse) > limit)
 
@@ -147,10 +158,13 @@ def blended_images(inverse: Tensor, vectors: Tensor, weight: Tensor) -> Tensor:
     return share * apply_factor(inverse, vectors) + (1 - share) * vectors
 
 
-def solve_gram(floor: float, scale: float, vectors: Tensor, images: Tensor) -> Tensor:
-    """W with WWᵀ = U(floor·I + scale·VᵀU)⁻¹Uᵀ for U = ĴV; not finite where that isn't positive."""
+def solve_gram(floor: Tensor, scale: float, vectors: Tensor, images: Tensor) -> Tensor:
+    """W with WWᵀ = U(floor·I + scale·VᵀU)⁻¹Uᵀ for U = ĴV; not finite where that isn't positive.
+
+    `floor` is [G, 1, 1].
+    """
     gram = scale * (vectors.mT @ images)  # [G, r, r]
-    gram = gram + floor * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    gram.diagonal(dim1=-2, dim2=-1).add_(floor[..., 0])
     root, info = torch.linalg.cholesky_ex(gram)
     columns: Tensor = torch.linalg.solve_triangular(root, images.mT, upper=False).mT  # [G, d, r]
     return columns.masked_fill((info != 0)[:, None, None], torch.nan)
