@@ -25,8 +25,10 @@ def match_norm(update: Tensor, grad: Tensor) -> Tensor:
         A tensor [G, o, i]; may reuse the memory of `update`.
     """
     wanted = torch.linalg.vector_norm(grad, dim=(-2, -1), keepdim=True)  # [G, 1, 1]
-    ratio = wanted / torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True)
-    return torch.where(torch.isfinite(ratio), update.mul_(ratio), grad)
+    size = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True)
+    ratio = wanted / size
+    sound = torch.isfinite(size) & torch.isfinite(ratio)  # an infinite size has the ratio 0
+    return torch.where(sound, update.mul_(ratio), grad)
 
 
 def keep_finite(update: Tensor, grad: Tensor) -> Tensor:
