@@ -121,6 +121,7 @@ class Capture:
             return None
         probe = active[-1].probe(tensor, self.blocks)
         for view in active:
+            self.discard_cleared(view)
             seen = call_sums(view, inputs, operand, self.blocks)
             if seen is not None:
                 call = Call(view, *seen, probe, tuple(inputs[0].shape[2:]))
@@ -150,6 +151,16 @@ class Capture:
             for call in used
         ]
         return Seen(sums, sum_tensors(grads), rows, grads_reduced=False)
+
+    def discard_cleared(self, view: View) -> None:
+        """Forget calls whose gradient was cleared without `zero_grad` of the optimizer.
+
+        Not in a recomputation, where the gradient of other calls may still be on its way.
+        """
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
+            return
+        if view.weight.grad is None and view.name in self.calls:
+            self.calls[view.name] = [call for call in self.calls[view.name] if not call.used]
 
     def discard_used(self) -> None:
         """Forget the calls that were back-propagated: their gradients are being cleared."""
