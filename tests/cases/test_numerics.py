@@ -1,0 +1,210 @@
+"""Cases on numbers: batch sizes, shapes, memory formats, scales, values that are not finite."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cases.common import (
+    RULES,
+    STATE_DTYPES,
+    VECTORS,
+    assert_close,
+    assert_finite,
+    assert_same,
+    batches,
+    dense_factor,
+    factors,
+    mean_vectors,
+    mlp,
+    parameters,
+    train,
+    with_ones,
+    wrap,
+)
+
+
+@pytest.mark.parametrize("vectors", VECTORS)
+@pytest.mark.parametrize("rule", RULES)
+def test_a51_batch_of_one_and_a_smaller_last_batch(rule, vectors):
+    # Every update weighs the same, whatever the size of its batch; rows are averaged within it.
+    model = mlp(5, 3, dtype=torch.float64)
+    optimizer = wrap(model, rule=rule, vectors=vectors)
+    inputs, grads = [], []
+    for size in (8, 8, 3, 1):
+        x, y = batches(1, size, 5, 3, torch.float64)[0]
+        x = x + size
+        F.mse_loss(model(x), y).backward()
+        inputs.append(mean_vectors(with_ones(x), vectors))
+        grads.append(model[0].bias.grad[:, None].clone())
+        optimizer.step()
+        optimizer.zero_grad()
+    found = factors(optimizer)
+    for side, sequence in (("inputs", inputs), ("outputs", grads)):
+        expected = dense_factor(rule, sequence)
+        torch.testing.assert_close(found["0", side][0], expected, rtol=1e-9, atol=1e-11)
+    assert_finite(model, optimizer)
+
+
+@pytest.mark.parametrize("vectors", VECTORS)
+@pytest.mark.parametrize("state_dtype", STATE_DTYPES)
+@pytest.mark.parametrize("rule", RULES)
+def test_a51_every_variant_survives_any_batch_size(rule, vectors, state_dtype):
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2, bias=False))
+    optimizer = wrap(model, rule=rule, vectors=vectors, state_dtype=state_dtype)
+    for size in (8, 8, 3, 1, 0, 2):
+        before = parameters(model)
+        model(torch.randn(size, 2, 4, 4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        moved = any(not torch.equal(a, b) for a, b in zip(before, parameters(model), strict=True))
+        assert moved == (size > 0)
+        assert_finite(model, optimizer)
+
+
+class LargestOutput(TorchDispatchMode):
+    """Remembers the largest number of elements that an operation returned."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        self.numel = max([self.numel, *sizes])
+        return out
+
+
+def test_a53_a_very_wide_layer_gets_one_factor():
+    model = nn.Linear(16, 50_000, bias=False)
+    optimizer = wrap(model)
+    model(torch.randn(4, 16) + 1).square().mean().backward()
+    before, grad = model.weight.detach().clone(), model.weight.grad.clone()
+    with LargestOutput() as largest:
+        optimizer.step()
+    assert largest.numel <= model.weight.numel()
+    found = factors(optimizer)
+    assert [(side, tuple(t.shape)) for (_, side), t in found.items()] == [("inputs", (1, 16, 16))]
+    (info,) = optimizer.layers()
+    assert info.preconditioned and info.bytes == 16 * 16 * 4 + 24
+    assert info.reason.startswith("outputs side without factor") and "max_dim=8192" in info.reason
+    update = grad.double() @ next(iter(found.values()))[0].double()
+    update *= grad.double().norm() / update.norm()
+    torch.testing.assert_close(
+        before.double() - 0.1 * update, model.weight.detach().double(), rtol=0, atol=1e-7
+    )
+
+
+def test_a53_a_layer_wide_on_both_sides_is_left_to_the_base():
+    model = mlp(6, 7, 2)
+    twin = copy.deepcopy(model)
+    optimizer = wrap(model, max_dim=2)
+    assert [info.preconditioned for info in optimizer.layers()] == [True, False]
+    assert "both sides are wider than max_dim=2" in optimizer.layers()[1].reason
+    x = torch.randn(4, 6)
+    model(x).square().mean().backward()
+    twin(x).square().mean().backward()
+    optimizer.precondition()
+    assert_same([p.grad for p in model[0].parameters()], [p.grad for p in twin[0].parameters()])
+    assert not torch.equal(model[2].weight.grad, twin[2].weight.grad)
+
+
+@pytest.mark.parametrize("vectors", VECTORS)
+def test_a54_channels_last(vectors):
+    plain = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 3))
+    last = copy.deepcopy(plain).to(memory_format=torch.channels_last)
+    runs = [(plain, wrap(plain, vectors=vectors)), (last, wrap(last, vectors=vectors))]
+    for _ in range(3):
+        x = torch.randn(3, 4, 6, 6)
+        for model, optimizer in runs:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+        strides = [p.grad.stride() for p in last.parameters()]
+        assert last[0].weight.grad.is_contiguous(memory_format=torch.channels_last)
+        for _, optimizer in runs:
+            optimizer.step()
+        assert [p.grad.stride() for p in last.parameters()] == strides
+    assert_close(plain, last, rtol=1e-4, atol=1e-5)
+    assert_close(factors(runs[0][1]), factors(runs[1][1]), rtol=1e-3, atol=1e-4)
+
+
+def test_a54_a_transposed_gradient_keeps_its_strides():
+    model = mlp(4, 3)
+    twin = copy.deepcopy(model)
+    optimizer, other = wrap(model), wrap(twin)
+    for m in (model, twin):
+        m(torch.ones(2, 4)).square().sum().backward()
+    model[0].weight.grad = model[0].weight.grad.t().contiguous().t()
+    grad = model[0].weight.grad
+    optimizer.step()
+    other.step()
+    assert model[0].weight.grad is grad and grad.stride() == (1, 3)
+    assert_close(model, twin)
+
+
+def test_a55_sparse_embedding_gradients_pass_untouched():
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
+    alone = copy.deepcopy(model)
+    optimizer, base = wrap(model), torch.optim.SGD(alone.parameters(), lr=0.1)
+    tokens = torch.tensor([1, 3, 3, 7])
+    for m in (model, alone):
+        m(tokens).square().mean().backward()
+    assert model[0].weight.grad.is_sparse
+    optimizer.step()
+    base.step()
+    assert torch.equal(model[0].weight, alone[0].weight)
+    assert not torch.equal(model[1].weight, alone[1].weight)
+    assert {i.name: i.preconditioned for i in optimizer.layers()} == {"0": False, "1": True}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rule", RULES)
+def test_a56_factors_are_blind_to_the_reduction_of_the_loss(rule, bias):
+    data = batches(4, 6, 5, 3, torch.float64)
+    runs = []
+    for reduction, lr in (("mean", 0.18), ("sum", 0.01)):
+        model = mlp(5, 4, 3, bias=bias, dtype=torch.float64)
+        optimizer = wrap(model, lr=lr, rule=rule)
+        train(model, optimizer, data, lambda x, y, r=reduction: F.mse_loss(x, y, reduction=r))
+        runs.append((model, optimizer))
+    assert_close(factors(runs[0][1]), factors(runs[1][1]), rtol=1e-9, atol=1e-12)
+    assert_close(runs[0][0], runs[1][0], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("damping", [0.1, None])
+@pytest.mark.parametrize("vectors", VECTORS)
+@pytest.mark.parametrize("rule", RULES)
+def test_a56_a_batch_repeated_leaves_the_factors_unchanged(rule, vectors, damping):
+    runs = []
+    for times in (1, 2):
+        model = mlp(5, 4, 3, bias=vectors == 1, dtype=torch.float64)
+        optimizer = wrap(model, rule=rule, vectors=vectors, damping=damping)
+        data = batches(3, 6, 5, 3, torch.float64)
+        train(model, optimizer, [[t.repeat_interleave(times, 0) for t in pair] for pair in data])
+        runs.append(factors(optimizer))
+    assert_close(*runs, rtol=1e-9, atol=1e-12)
+    eye = torch.eye(6 if vectors == 1 else 5, dtype=torch.float64)
+    assert not torch.allclose(runs[0]["0", "inputs"][0], eye, atol=1e-3)
+
+
+def test_a57_masked_tokens_are_rows_with_a_gradient_of_zero():
+    # The mean input counts every token that the layer multiplies, the gradient those in the loss.
+    x, target = torch.randn(2, 6, 4).double(), torch.randint(0, 3, (2, 6))
+    target[:, 3:] = -100
+    model = mlp(4, 3, dtype=torch.float64)
+    packed = copy.deepcopy(model)
+    optimizer, other = wrap(model), wrap(packed)
+    F.cross_entropy(model(x).flatten(0, 1), target.flatten()).backward()
+    keep = target != -100
+    F.cross_entropy(packed(x[keep]), target[keep]).backward()
+    optimizer.step()
+    other.step()
+    found, there = factors(optimizer), factors(other)
+    torch.testing.assert_close(found["0", "outputs"], there["0", "outputs"])
+    every = dense_factor("exact", [mean_vectors(with_ones(x.flatten(0, 1)), 1)])
+    torch.testing.assert_close(found["0", "inputs"][0], every)
+    only = dense_factor("exact", [mean_vectors(with_ones(x[keep]), 1)])
+    torch.testing.assert_close(there["0", "inputs"][0], only)
