@@ -137,7 +137,8 @@ class Capture:
             return None
         counts = [sum(counts) for counts in zip(*(call.counts for call in used), strict=True)]
         sums = sum_tensors([call.sums for call in used])  # [G, r, i]
-        rows = torch.tensor(counts, dtype=sums.dtype, device=sums.device)  # [r]
+        # Filled on the device: a copy from the host would wait for it.
+        rows = torch.stack([sums.new_full((), count) for count in counts])  # [r]
         if view.column and view.bias_name:
             ones = rows[None, :, None].expand(sums.shape[0], -1, 1)
             sums = torch.cat([sums, ones], dim=-1)
