@@ -67,22 +67,36 @@ class AttentionInputView(View):
         return torch.stack(sums), counts
 
 
+def computed_parts(module: nn.MultiheadAttention) -> list[str]:
+    """Projections whose weight is computed (pruned, parametrised), not a parameter."""
+    packed = module._qkv_same_embed_dim
+    parts = ["in_proj"] if packed else ["q_proj", "k_proj", "v_proj"]
+    computed = [part for part in parts if module._parameters.get(f"{part}_weight") is None]
+    missing = module.out_proj._parameters.get("weight") is None
+    return [*computed, "out_proj"] if missing else computed
+
+
 def attention_views(name: str, module: nn.MultiheadAttention) -> list[View]:
     """The views of one attention module: input projection(s), then output projection."""
+    computed = computed_parts(module)
     width, out = module.embed_dim, module.out_proj
     bias = "in_proj_bias" if module._parameters.get("in_proj_bias") is not None else None
     views: list[View] = []
-    if module._parameters.get("in_proj_weight") is not None:
+    if module._qkv_same_embed_dim and "in_proj" not in computed:
         shape = LayerShape(3, width, width + (bias is not None))
         views.append(input_view(name, module, "in_proj", bias, shape, (0, 3 * width)))
-    else:
+    elif not module._qkv_same_embed_dim:
         for source, part in enumerate(("q_proj", "k_proj", "v_proj")):
+            if part in computed:
+                continue
             inputs = getattr(module, f"{part}_weight").shape[1]
             shape = LayerShape(1, width, inputs + (bias is not None))
             rows = (source * width, (source + 1) * width)
             view = input_view(name, module, part, bias, shape, rows)
             view.sources = (source,)
             views.append(view)
+    if "out_proj" in computed:
+        return views
     out_bias = "bias" if out._parameters.get("bias") is not None else None
     shape = LayerShape(1, width, width + (out_bias is not None))
     label, kind = f"{name}.out_proj", "MultiheadAttention.out_proj"

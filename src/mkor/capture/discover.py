@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -11,12 +12,14 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import UninitializedParameter, is_lazy
 
-from mkor.capture.attention import AttentionInputView, attention_views
+from mkor.capture.attention import AttentionInputView, attention_views, computed_parts
 from mkor.capture.views import ConvView, HFConv1DView, LinearView, TransposedConvView, View
 from mkor.methods.base import LayerShape
 
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 """Names that DDP, torch.compile, checkpoint wrappers and FSDP put into module paths."""
+
+COMPUTED = "its weight is computed, not a parameter"
 
 
 @dataclass
@@ -109,10 +112,13 @@ def all_views(model: nn.Module) -> tuple[dict[int, list[View]], list[LeftOut]]:
         if reason is None:
             for view in views_of(name, module):
                 found.setdefault(id(view.weight), []).append(view)
-        elif direct:
-            largest = max(direct.values(), key=lambda p: 0 if is_lazy(p) else p.numel())
-            shape = () if is_lazy(largest) else tuple(largest.shape)
+        elif direct or reason == COMPUTED:
+            sizes = [tuple(p.shape) for p in direct.values() if not is_lazy(p)]
+            shape = max(sizes, key=math.prod, default=())
             left.append(LeftOut(name or "(model)", type(module).__name__, shape, reason))
+        if isinstance(module, nn.MultiheadAttention):
+            parts = [f"{name}.{part}" for part in computed_parts(module)]
+            left += [LeftOut(part, type(module).__name__, (), COMPUTED) for part in parts]
     return found, left
 
 
@@ -125,7 +131,7 @@ def no_rule(module: nn.Module, direct: dict[str, nn.Parameter]) -> str | None:
     if view_type(module) is None:
         return f"no rule for {type(module).__name__}"
     if module._parameters.get("weight") is None:
-        return "its weight is computed, not a parameter"
+        return COMPUTED
     return None
 
 
