@@ -75,8 +75,12 @@ class Engine:
 
     def discover(self, optimized: set[int]) -> None:
         """Find the layers whose weights are optimized and (re)install the hooks."""
+        known = {name: layer.view.shape for name, layer in self.layers.items()}
         self.layers, self.left = find_layers(self.model, optimized, self.skip, self.accept)
-        self.records = {name: self.records.get(name, Record()) for name in self.layers}
+        self.records = {
+            name: self.records[name] if known.get(name) == layer.view.shape else Record()
+            for name, layer in self.layers.items()
+        }
         self.capture.watch(view for layer in self.layers.values() for view in layer.calls)
         self.capture.armed = self.schedule.due(self.index)
 
@@ -107,7 +111,7 @@ class Engine:
                 continue
             matrix = layer.view.matrix()  # [G, o, i]
             update = self.method.precondition(self.state(name), matrix).to(matrix.dtype)
-            layer.view.write(scale(update, matrix))
+            layer.view.write(scale(layer.view.present(update), matrix))
 
     def advance(self) -> None:
         """End the step: forget its statistics and listen if the next one updates."""

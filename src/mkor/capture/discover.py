@@ -6,7 +6,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -77,6 +77,8 @@ def find_layers(
     patterns = list(skip)
     layers: dict[str, Layer] = {}
     for views in found.values():
+        for view in views:
+            leave_foreign_bias(view, optimized)
         view = views[0]
         reason = (
             "skipped by a skip pattern"
@@ -171,6 +173,13 @@ def views_of(name: str, module: nn.Module) -> list[View]:
     ]
 
 
+def leave_foreign_bias(view: View, optimized: set[int]) -> None:
+    """Take a bias that the base doesn't have out of the matrix: its gradient is not ours."""
+    if view.bias is not None and id(view.bias) not in optimized:
+        view.bias_name = None
+        view.shape = replace(view.shape, inputs=view.shape.inputs - view.column)
+
+
 def owners(model: nn.Module) -> dict[int, list[str]]:
     """Names and kinds of the modules that own each parameter, by `id`."""
     users: dict[int, list[str]] = {}
@@ -189,7 +198,7 @@ def unusable(view: View, optimized: set[int]) -> str | None:
     if not view.weight.is_floating_point():
         return f"its weight is {view.weight.dtype}"
     if isinstance(view, AttentionInputView) and not view.bias_name:
-        return "its output gradient can't be observed without a bias"
+        return "its output gradient can't be observed without a bias in the base optimizer"
     return None
 
 

@@ -92,6 +92,12 @@ class View(ABC):
             out = torch.cat([out, column], dim=-1)
         return out.to(wide(out.dtype))
 
+    def present(self, matrix: Tensor) -> Tensor:
+        """Zero in place the bias column of a matrix [G, o, i] where the bias has no gradient."""
+        if self.column and self.bias_name and self.bias_gradient() is None:
+            matrix[..., -1] = 0
+        return matrix
+
     @torch.no_grad()
     def write(self, matrix: Tensor) -> None:
         """Overwrite the gradients with `matrix`, keeping their strides and dtypes."""
@@ -115,6 +121,10 @@ class View(ABC):
     def input_sums(self, inputs: Tensor, blocks: int) -> tuple[Tensor, list[int]]:
         """Block sums of the input rows [G, r, i] without bias column, and rows per block."""
 
+    def batched(self, inputs: Tensor) -> bool:
+        """Whether the first dimension of an input (and so of its output) is the batch."""
+        return inputs.dim() > 1
+
     def probe(self, output: Tensor, blocks: int) -> Tensor:
         """A zero leaf for one call, [r, …], that `attach` adds to the output."""
         shape = (blocks, *self.probe_shape(output))
@@ -126,8 +136,11 @@ class View(ABC):
         """Shape of one block's probe; it broadcasts against one sample of the output."""
         return (output.shape[-1],)
 
-    def gradient_sums(self, grad: Tensor, spatial: tuple[int, ...]) -> Tensor:
-        """Block sums of the row gradients [G, r, o] from a probe's gradient [r, …]."""
+    def gradient_sums(self, grad: Tensor, inputs: tuple[int, ...]) -> Tensor:
+        """Block sums of the row gradients [G, r, o] from a probe's gradient [r, …].
+
+        `inputs` is the shape of the call's input.
+        """
         return grad.reshape(grad.shape[0], self.shape.stack, -1).transpose(0, 1)
 
 
@@ -161,13 +174,17 @@ class ConvView(View):
     def input_sums(self, inputs: Tensor, blocks: int) -> tuple[Tensor, list[int]]:
         """Sums over samples of the mean patch, from [n, C, *S] or [C, *S]."""
         conv: Any = self.owner
-        batch = inputs if inputs.dim() == len(conv.kernel_size) + 2 else inputs[None]
+        batch = inputs if self.batched(inputs) else inputs[None]
         sums, counts = block_sums(batch.flatten(1), sizes(batch.shape[0], blocks))
         image = sums.view(blocks, *batch.shape[1:])  # [r, C, *S]
         mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
         image = F.pad(image, conv._reversed_padding_repeated_twice, mode=mode)
         patch = patches(image, conv.kernel_size, conv.stride, conv.dilation, average=True)
         return patch.reshape(blocks, self.shape.stack, -1).transpose(0, 1), counts
+
+    def batched(self, inputs: Tensor) -> bool:
+        """Whether an input is [n, C, *S], not [C, *S]."""
+        return inputs.dim() == len(self.owner.kernel_size) + 2  # type: ignore[arg-type]
 
     def probe_shape(self, output: Tensor) -> tuple[int, ...]:
         """One value per channel: autograd sums over positions."""
@@ -190,10 +207,13 @@ class TransposedConvView(View):
         """The inverse of `fold`."""
         return matrix.mT.reshape(shape)
 
+    def batched(self, inputs: Tensor) -> bool:
+        """Whether an input is [n, C, *S], not [C, *S]."""
+        return inputs.dim() == len(self.owner.kernel_size) + 2  # type: ignore[arg-type]
+
     def input_sums(self, inputs: Tensor, blocks: int) -> tuple[Tensor, list[int]]:
         """Sums over samples of the mean over positions, from [n, C, *S] or [C, *S]."""
-        dims = len(self.owner.kernel_size)  # type: ignore[arg-type]
-        batch = inputs if inputs.dim() == dims + 2 else inputs[None]
+        batch = inputs if self.batched(inputs) else inputs[None]
         means = batch.flatten(2).mean(dim=-1, dtype=wide(batch.dtype))  # [n, C]
         sums, counts = block_sums(means, sizes(batch.shape[0], blocks))
         return sums.reshape(blocks, self.shape.stack, -1).transpose(0, 1), counts
@@ -203,9 +223,10 @@ class TransposedConvView(View):
         dims = len(self.owner.kernel_size)  # type: ignore[arg-type]
         return tuple(output.shape[-dims - 1 :])
 
-    def gradient_sums(self, grad: Tensor, spatial: tuple[int, ...]) -> Tensor:
+    def gradient_sums(self, grad: Tensor, inputs: tuple[int, ...]) -> Tensor:
         """Sum over input positions of the gradient's patches, from [r, C_out, *S_out]."""
         conv: Any = self.owner
+        spatial = inputs[-len(conv.kernel_size) :]
         pads: list[int] = []
         for d in reversed(range(len(spatial))):
             extent = conv.dilation[d] * (conv.kernel_size[d] - 1) + 1
