@@ -33,7 +33,7 @@ class Call:
     sums: Tensor  # [G, r, i]
     counts: list[int]
     probe: Tensor  # [r, …]
-    spatial: tuple[int, ...]
+    shape: tuple[int, ...]  # of the input
 
     @property
     def used(self) -> bool:
@@ -124,10 +124,10 @@ class Capture:
             self.discard_cleared(view)
             seen = call_sums(view, inputs, operand, self.blocks)
             if seen is not None:
-                call = Call(view, *seen, probe, tuple(inputs[0].shape[2:]))
+                call = Call(view, *seen, probe, tuple(inputs[0].shape))
                 self.calls.setdefault(view.name, []).append(call)
         with torch.enable_grad():
-            probed = attach(tensor, probe, batched=inputs[0].dim() > 1)
+            probed = attach(tensor, probe, batched=active[-1].batched(inputs[0]))
         return (probed, *output[1:]) if isinstance(output, tuple) else probed
 
     def collect(self, view: View, bias_shows_gradient: bool) -> Seen | None:
@@ -148,7 +148,7 @@ class Capture:
         if isinstance(view, AttentionInputView):
             return None
         grads = [
-            call.view.gradient_sums(call.probe.grad.detach(), call.spatial)  # type: ignore[union-attr]
+            call.view.gradient_sums(call.probe.grad.detach(), call.shape)  # type: ignore[union-attr]
             for call in used
         ]
         return Seen(sums, sum_tensors(grads), rows, grads_reduced=False)
