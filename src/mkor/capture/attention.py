@@ -58,11 +58,19 @@ class AttentionInputView(View):
         raise NotImplementedError
 
     def call_sums(self, arguments: tuple[Tensor, ...], blocks: int) -> tuple[Tensor, list[int]]:
-        """Block sums of query, key and value rows, [G, r, i]."""
-        sums, counts = [], [0] * blocks
+        """Block sums of query, key and value rows, [G, r, i], and the rows of the first.
+
+        The others are scaled to its number of rows, so that each keeps its own mean.
+        """
+        sums: list[Tensor] = []
+        counts: list[int] = []
         for source in self.sources:
             rows = arguments[source].flatten(0, -2)
-            part, counts = block_sums(rows, sizes(rows.shape[0], blocks))
+            part, own = block_sums(rows, sizes(rows.shape[0], blocks))
+            counts = counts or own
+            if own != counts:
+                scales = [count / max(there, 1) for count, there in zip(counts, own, strict=True)]
+                part = torch.stack([row * scale for row, scale in zip(part, scales, strict=True)])
             sums.append(part)
         return torch.stack(sums), counts
 

@@ -119,7 +119,7 @@ def all_views(model: nn.Module) -> tuple[dict[int, list[View]], list[LeftOut]]:
             shape = max(sizes, key=math.prod, default=())
             left.append(LeftOut(name or "(model)", type(module).__name__, shape, reason))
         if isinstance(module, nn.MultiheadAttention):
-            parts = [f"{name}.{part}" for part in computed_parts(module)]
+            parts = [f"{name or 'MultiheadAttention'}.{part}" for part in computed_parts(module)]
             left += [LeftOut(part, type(module).__name__, (), COMPUTED) for part in parts]
     return found, left
 
@@ -152,7 +152,7 @@ def view_type(module: nn.Module) -> type[View] | None:
 def views_of(name: str, module: nn.Module) -> list[View]:
     """The views of one supported module."""
     if isinstance(module, nn.MultiheadAttention):
-        return attention_views(name, module)
+        return attention_views(name or "MultiheadAttention", module)
     cls = view_type(module)
     assert cls is not None
     bias = "bias" if module._parameters.get("bias") is not None else None
