@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mkor.distributed.comm import is_sharded
@@ -69,11 +70,12 @@ def check_model(model: object) -> None:
     """Check that the model is a module that can be observed."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
-        raise ValueError(
-            "model is a DataParallel over several devices, whose replicas can't be observed; wrap "
-            "it in torch.nn.parallel.DistributedDataParallel instead"
-        )
+    for module in model.modules():
+        if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
+            raise ValueError(
+                "the model has a DataParallel over several devices, whose replicas can't be "
+                "observed; use torch.nn.parallel.DistributedDataParallel instead"
+            )
     for name, parameter in model.named_parameters():
         if is_sharded(parameter):
             raise ValueError(
@@ -117,3 +119,15 @@ def check_parameters(model: nn.Module, groups: list[dict[str, Any]]) -> None:
             f"in group {number} with shape {shape}; pass a module that holds all of them, or "
             "optimize them with an optimizer of their own"
         )
+
+
+def tensors(params: Any) -> list[Tensor]:
+    """The tensors of a group's "params": one, several, or pairs of a name and a tensor."""
+    entries = [params] if isinstance(params, Tensor) else list(params)
+    return [entry[1] if isinstance(entry, tuple) else entry for entry in entries]
+
+
+def needs_closure(base: Optimizer) -> bool:
+    """Whether the base's `step` can't run without a closure, as LBFGS's."""
+    closure = inspect.signature(base.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

@@ -44,6 +44,13 @@ class LastProduct(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def output_order(operand: Tensor, output: Tensor, module: nn.Module) -> Tensor:
+    """The output projection's input, [L·n, E], in the order of the module's output."""
+    if output.dim() == 3 and module.batch_first:
+        return operand.reshape(output.shape[1], output.shape[0], -1).transpose(0, 1)
+    return operand.reshape(*output.shape[:-1], -1)
+
+
 class AttentionInputView(View):
     """An input projection: the packed weight as three blocks, or one separate weight."""
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from mkor.capture.attention import AttentionInputView, LastProduct
+from mkor.capture.attention import AttentionInputView, LastProduct, output_order
 from mkor.capture.views import View, attach
 from mkor.methods.base import Seen
 
@@ -74,6 +74,11 @@ class ModuleHook:
         capture = self.listening()
         if capture is None or output is None:
             return None
+        if getattr(module, "_is_replica", False):
+            raise RuntimeError(
+                "the model is replicated by DataParallel, whose replicas can't be observed; use "
+                "torch.nn.parallel.DistributedDataParallel instead, or close() the optimizer"
+            )
         inputs = arguments(args, kwargs)
         with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
             return capture.observe(self.views, inputs, output, operand)
@@ -119,6 +124,8 @@ class Capture:
         active = [view for view in views if view.weight.requires_grad]
         if not active or not tensor.requires_grad:
             return None
+        if operand is not None:
+            operand = output_order(operand.detach(), tensor, active[-1].hooked)
         probe = active[-1].probe(tensor, self.blocks)
         for view in active:
             self.discard_cleared(view)
@@ -187,7 +194,7 @@ def call_sums(
     if isinstance(view, AttentionInputView):
         return view.call_sums(tuple(tensor.detach() for tensor in inputs), blocks)
     if isinstance(view.hooked, nn.MultiheadAttention):
-        return None if operand is None else view.input_sums(operand.detach(), blocks)
+        return None if operand is None else view.input_sums(operand, blocks)
     return view.input_sums(inputs[0].detach(), blocks)
 
 
