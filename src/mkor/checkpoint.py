@@ -45,6 +45,11 @@ def pack(engine: Engine, names: list[list[str]]) -> dict[str, Any]:
     }
 
 
+def without_factors(names: list[list[str]]) -> dict[str, Any]:
+    """What stands in for the factors that a plain optimizer's checkpoint lacks."""
+    return {"method": None, "step": 0, "layers": {}, "parameters": names}
+
+
 def differences(engine: Engine, names: list[list[str]], packed: dict[str, Any]) -> list[str]:
     """In what a checkpoint differs from this model and optimizer, one phrase each."""
     out: list[str] = []

@@ -12,23 +12,21 @@ that edits groups act on the real thing.
 from __future__ import annotations
 
 import copy
-import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mkor import checkpoint
+from mkor import checkpoint, validate
 from mkor.capture.hooks import remove_inert_hooks
 from mkor.engine import Engine
 from mkor.methods.base import Method
 from mkor.report import LayerInfo, layer_infos, table
 from mkor.schedule import UpdateSchedule
-from mkor.validate import check_base, check_model, check_parameters, common_options
 
 
 class Preconditioner(Optimizer):
@@ -52,10 +50,10 @@ class Preconditioner(Optimizer):
             ValueError: `base` shares no parameter with the model or has others than the model's,
                 or an option is out of range.
         """
-        check_model(model)
-        check_base(base)
-        check_parameters(model, base.param_groups)
-        common_options(common)
+        validate.check_model(model)
+        validate.check_base(base)
+        validate.check_parameters(model, base.param_groups)
+        validate.common_options(common)
         self._attach(model, base, method, common)
 
     def _attach(
@@ -119,12 +117,13 @@ class Preconditioner(Optimizer):
         Returns:
             The closure's loss, or None.
         """
-        if closure is not None and needs_closure(self.base):
+        if closure is not None and validate.needs_closure(self.base):
             return self._step_by_closure(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+            self._preconditioned = False  # its gradients are new
         if not self._preconditioned:
             self.precondition()
         self._preconditioned = False
@@ -169,13 +168,10 @@ class Preconditioner(Optimizer):
     def _exact(self) -> Iterator[None]:
         """No graph and no autocast: the mathematics runs in the dtypes it names."""
         kinds = {p.device.type for group in self.param_groups for p in group["params"]}
-        with torch.no_grad():
-            if len(kinds) == 1:
-                with torch.autocast(kinds.pop(), enabled=False):
-                    yield
-            else:
-                with torch.autocast("cpu", enabled=False):
-                    yield
+        with torch.no_grad(), ExitStack() as stack:
+            for kind in kinds:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients and the statistics that belong to them."""
@@ -190,8 +186,9 @@ class Preconditioner(Optimizer):
             ValueError: The group has parameters that are not the model's.
         """
         params = param_group["params"]
-        params = [params] if isinstance(params, Tensor) else list(params)
-        check_parameters(self.model, [{"params": params}])
+        if not isinstance(params, (Tensor, set)):
+            params = list(params)
+        validate.check_parameters(self.model, [{"params": validate.tensors(params)}])
         self.base.add_param_group({**param_group, "params": params})
         if not self._closed:
             self._engine.discover(self._optimized())
@@ -249,15 +246,13 @@ class Preconditioner(Optimizer):
             state_dict = state_dict if changed is None else changed
         loaded = copy.deepcopy(state_dict)
         packed = loaded.pop(checkpoint.KEY, None)
-        if packed is None:
-            if strict:
-                raise ValueError(
-                    "this checkpoint has no factors: it was saved by a plain optimizer. Pass "
-                    "strict=False to load the base optimizer's state and start with new factors"
-                )
-            self.base.load_state_dict(loaded)
-            return
+        if packed is None and strict:
+            raise ValueError(
+                "this checkpoint has no factors: it was saved by a plain optimizer. Pass "
+                "strict=False to load the base optimizer's state and start with new factors"
+            )
         names = checkpoint.parameter_names(self.model, self.param_groups)
+        packed = packed or checkpoint.without_factors(names)
         different = checkpoint.differences(self._engine, names, packed)
         if different and strict:
             raise ValueError(
@@ -296,9 +291,3 @@ class Preconditioner(Optimizer):
 
     def _optimized(self) -> set[int]:
         return {id(p) for group in self.param_groups for p in group["params"]}
-
-
-def needs_closure(base: Optimizer) -> bool:
-    """Whether the base's `step` can't run without a closure, as LBFGS's."""
-    closure = inspect.signature(base.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty

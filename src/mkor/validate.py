@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -55,7 +55,8 @@ def common_options(options: dict[str, Any]) -> None:
     one_of("on_nonfinite", options["on_nonfinite"], ("skip", "reset", "raise"))
     one_of("wire_dtype", options["wire_dtype"], DTYPES)
     skip = options["skip"]
-    require("skip", skip, not isinstance(skip, str), "a sequence of regular expressions")
+    several = isinstance(skip, Collection) and not isinstance(skip, (str, bytes))
+    require("skip", skip, several, "a sequence of regular expressions")
     for pattern in skip:
         try:
             re.compile(pattern)
