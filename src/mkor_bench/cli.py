@@ -37,11 +37,11 @@ _THREADS = typer.Option(metavar="N", help="torch threads of a run.")
 COMPARE_HELP = f"""
 Compare optimizers on a task, under equal conditions.
 
-Every optimizer runs at each learning rate of one common grid and keeps the one with the
-lowest final training loss; then it runs with several seeds. All of them see the same
-first models, the same batches and the same schedule (warm-up and cosine). Independent
-runs go side by side on the machine's cores. The time of a step is measured at the end,
-with the optimizers taking turns.
+Every optimizer runs at each learning rate of one common grid. The two rates with the
+lowest final training loss then run with several seeds, and the better one is reported.
+All of them see the same first models, the same batches and the same schedule (warm-up and
+cosine). Independent runs go side by side on the machine's cores. The time of a step is
+measured at the end, with the optimizers taking turns.
 
 **Tasks:** {_TASK_NAMES}. **Groups:** {", ".join(GROUPS)} (both).
 

@@ -33,7 +33,7 @@ from mkor_bench.report.table import number, task_table
 from mkor_bench.summary import OptimizerResult, TaskResult, final_loss
 from mkor_bench.tasks.check import check_task
 from mkor_bench.tasks.source import TaskSource, resolve_tasks
-from mkor_bench.train import Run, Settings, Training, train
+from mkor_bench.train import Run, Settings, Training, clock, train
 from mkor_bench.workers import Workers, default_workers
 
 DEFAULT_LR = 0.01
@@ -70,10 +70,13 @@ def run_compare(
         sources=_checked_tasks(task, data),
     )
     workers = default_workers(check_count(threads, "--threads"))
+    torch.set_num_threads(threads)
     folder = output or Path("runs") / _folder_name(task, plan.sources)
     prepare_folder(folder)
     results = _compare_with_bars(plan, workers, threads)
-    conditions = Conditions(_command(), tuple(range(seeds)), threads, workers, TUNING_SEED)
+    conditions = Conditions(
+        _command(), tuple(range(seeds)), threads, clock()[1], workers, TUNING_SEED
+    )
     write_results(folder, results, conditions)
     write_curves(folder, results)
     write_events(folder, results)
@@ -234,9 +237,11 @@ def _train_with_bar(training: Training, folder: Path, checkpoint_every: int) -> 
 
 def _report_training(training: Training, folder: Path, threads: int) -> None:
     run, task = training.run, training.task
-    result = OptimizerResult(run.settings.optimizer, {run.settings.lr: final_loss(run)}, [run])
+    result = OptimizerResult(
+        run.settings.optimizer, {run.settings.lr: final_loss(run)}, {run.settings.lr: [run]}
+    )
     of_task = TaskResult(task, run.settings.steps, [result])
-    conditions = Conditions(_command(), (run.settings.seed,), threads, workers=1)
+    conditions = Conditions(_command(), (run.settings.seed,), threads, clock()[1], workers=1)
     write_results(folder, [of_task], conditions)
     write_curves(folder, [of_task])
     output_console().print(_told(run, task.metric), soft_wrap=True)

@@ -3,14 +3,17 @@
 For each task:
 
 1. Every optimizer runs once at each learning rate of one common grid, with a seed that
-   is used for nothing else. The rate with the lowest final loss is its own.
-2. Every optimizer runs at its rate with several seeds. A seed fixes the first model and
-   the order of the batches, so all optimizers begin and continue on the same data.
+   is used for nothing else. The two rates with the lowest final loss are its finalists:
+   a single seed too often prefers a rate that fails on the next one.
+2. Every optimizer runs at its finalists with several seeds, and the one with the lower
+   mean final loss is reported. A seed fixes the first model and the order of the
+   batches, so all optimizers begin and continue on the same data.
 3. The time of a step is measured in interleaved turns, while nothing else runs.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,7 +24,10 @@ from mkor_bench.train import Run, Settings, Training, train
 from mkor_bench.workers import Workers
 
 TUNING_SEED = 1000
-"""The seed that learning rates are chosen with; the runs have the seeds from 0 on."""
+"""The seed of the runs on the grid; the finalists have the seeds from 0 on."""
+
+FINALISTS = 2
+"""How many learning rates of the grid run with several seeds."""
 
 _REPORT_EVERY = 10
 
@@ -57,8 +63,9 @@ class Plan:
 
     def total_steps(self, source: TaskSource) -> int:
         """Returns the steps of all runs of a task and of the measurement of time."""
-        runs = len(self.optimizers) * (len(self.lrs_of(source)) + self.seeds)
-        return runs * self.steps_of(source) + self.timing_job(source).steps
+        grid = len(self.lrs_of(source))
+        runs = grid + min(FINALISTS, grid) * self.seeds
+        return len(self.optimizers) * runs * self.steps_of(source) + self.timing_job(source).steps
 
     def timing_job(self, source: TaskSource) -> TimingJob:
         """Returns the measurement of the time of a step of a task."""
@@ -88,7 +95,7 @@ def compare(plan: Plan, workers: Workers, on_progress: OnProgress) -> list[TaskR
     def progress_in(stage: str) -> Callable[[RunJob | TimingJob, int], None]:
         return lambda job, steps: on_progress(plan.sources.index(job.source), steps, stage)
 
-    results = _choose_lrs(plan, workers, progress_in("learning rates"))
+    results = _run_grid(plan, workers, progress_in("learning rates"))
     _run_seeds(plan, results, workers, progress_in("seeds"))
     for source, result in zip(plan.sources, results, strict=True):
         _time(plan, source, result, workers, progress_in("step time"))
@@ -118,7 +125,7 @@ def run_job(job: RunJob, report: Callable[[int], None]) -> Run:
     return run
 
 
-def _choose_lrs(
+def _run_grid(
     plan: Plan, workers: Workers, on_progress: Callable[[RunJob, int], None]
 ) -> list[TaskResult]:
     jobs = [
@@ -127,19 +134,17 @@ def _choose_lrs(
         for lr in plan.lrs_of(source)
         for optimizer in plan.optimizers
     ]
-    losses = {
-        job: final_loss(run)
-        for job, run in zip(jobs, workers.map(run_job, jobs, on_progress), strict=True)
-    }
-    results = []
-    for source in plan.sources:
-        grids: dict[str, dict[float, float]] = {name: {} for name in plan.optimizers}
-        for job, loss in losses.items():
-            if job.source == source:
-                grids[job.settings.optimizer][job.settings.lr] = loss
-        optimizers = [OptimizerResult(name, grid) for name, grid in grids.items()]
-        results.append(TaskResult(source.load(), plan.steps_of(source), optimizers))
-    return results
+    grids: dict[tuple[TaskSource, str], dict[float, float]] = defaultdict(dict)
+    for job, run in zip(jobs, workers.map(run_job, jobs, on_progress), strict=True):
+        grids[job.source, run.settings.optimizer][run.settings.lr] = final_loss(run)
+    return [
+        TaskResult(
+            source.load(),
+            plan.steps_of(source),
+            [OptimizerResult(name, grids[source, name]) for name in plan.optimizers],
+        )
+        for source in plan.sources
+    ]
 
 
 def _run_seeds(
@@ -150,15 +155,15 @@ def _run_seeds(
 ) -> None:
     # Seeds outermost: the optimizers alternate, so that a busy spell meets all of them.
     todo = [
-        (result, RunJob(source, Settings(result.optimizer, result.lr, seed, of_task.steps)))
+        (result, RunJob(source, Settings(result.optimizer, lr, seed, of_task.steps)))
         for source, of_task in zip(plan.sources, results, strict=True)
         for seed in range(plan.seeds)
         for result in of_task.optimizers
-        if result.lr is not None
+        for lr in result.best_of_grid(FINALISTS)
     ]
     runs = workers.map(run_job, [job for _, job in todo], on_progress)
-    for (result, _), run in zip(todo, runs, strict=True):
-        result.runs.append(run)
+    for (result, job), run in zip(todo, runs, strict=True):
+        result.finalists.setdefault(job.settings.lr, []).append(run)
 
 
 def _time(

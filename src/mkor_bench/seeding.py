@@ -26,7 +26,8 @@ def generator_states() -> dict[str, Any]:
     Returns:
         Their states as numbers, tuples and tensors, as a checkpoint may hold them.
     """
-    name, keys, *rest = np.random.get_state(legacy=True)
+    state: Any = np.random.get_state()
+    name, keys, *rest = state
     return {
         "python": random.getstate(),
         "numpy": (str(name), torch.from_numpy(keys.astype(np.int64)), *rest),

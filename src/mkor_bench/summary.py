@@ -79,22 +79,26 @@ class OptimizerResult:
     Attributes:
         optimizer: Its name.
         grid: The final loss of the tuning run at each learning rate.
-        runs: One run a seed at the chosen learning rate.
+        finalists: One run a seed at each of the best learning rates of the grid.
         step_seconds: The median time of a step in the interleaved measurement.
         step_time_ratio: The time of a step relative to SGD's.
     """
 
     optimizer: str
     grid: dict[float, float]
-    runs: list[Run] = field(default_factory=list)
+    finalists: dict[float, list[Run]] = field(default_factory=dict)
     step_seconds: float = math.nan
     step_time_ratio: float = math.nan
 
     @property
     def lr(self) -> float | None:
-        """The learning rate with the lowest loss, None if every one diverged."""
-        best = min(self.grid, key=lambda lr: self.grid[lr])
-        return best if math.isfinite(self.grid[best]) else None
+        """The finalist with the lowest mean final loss, None if all of the grid diverged."""
+        return min(self.finalists, key=lambda lr: self.final_loss_at(lr)[0], default=None)
+
+    @property
+    def runs(self) -> list[Run]:
+        """One run a seed at that learning rate."""
+        return [] if self.lr is None else self.finalists[self.lr]
 
     @property
     def lr_at_edge(self) -> bool:
@@ -104,9 +108,16 @@ class OptimizerResult:
     @property
     def final_loss(self) -> tuple[float, float]:
         """Mean and spread of the final loss over seeds, infinite if a seed diverged."""
-        if not self.runs:
-            return math.inf, math.nan
-        return mean_and_spread([final_loss(run) for run in self.runs])
+        return (math.inf, math.nan) if self.lr is None else self.final_loss_at(self.lr)
+
+    def final_loss_at(self, lr: float) -> tuple[float, float]:
+        """Returns the same for any finalist."""
+        return mean_and_spread([final_loss(run) for run in self.finalists[lr]])
+
+    def best_of_grid(self, count: int) -> list[float]:
+        """Returns the learning rates with the lowest losses of those that did not diverge."""
+        finite = [lr for lr, loss in self.grid.items() if math.isfinite(loss)]
+        return sorted(finite, key=lambda lr: self.grid[lr])[:count]
 
     @property
     def metric(self) -> tuple[float, float]:

@@ -10,12 +10,11 @@ not change the work of a step, and no optimizer can diverge.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from mkor_bench.tasks.source import TaskSource
-from mkor_bench.train import Settings, Training, training_step
+from mkor_bench.train import Settings, Training, clock, training_step
 
 REFERENCE = "sgd"
 TURN = 10
@@ -92,7 +91,8 @@ def time_steps(job: TimingJob, report: Callable[[int], None]) -> dict[str, StepT
 
 
 def _take_turn(training: Training) -> float:
-    begin = time.perf_counter()
+    now, _ = clock()
+    begin = now()
     for _ in range(TURN):
         training_step(training)
-    return time.perf_counter() - begin
+    return now() - begin

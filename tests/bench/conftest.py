@@ -14,17 +14,15 @@ def tiny():
     return str(TINY)
 
 
-@pytest.fixture
-def mkor(tmp_path, monkeypatch):
-    """Runs ``mkor`` with arguments, as typed."""
+def command_in(folder, patch):
+    """Returns a function that runs ``mkor`` with arguments, as typed in that folder."""
     from mkor_bench import commands
     from mkor_bench.cli import app
     from mkor_bench.tasks import source
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MKOR_DATA", raising=False)
-    monkeypatch.setattr(commands, "default_workers", lambda threads: 1)
-
+    patch.chdir(folder)
+    patch.delenv("MKOR_DATA", raising=False)
+    patch.setattr(commands, "default_workers", lambda threads: 1)
     source.load_once.cache_clear()  # as in a fresh process
 
     def run(*arguments):
@@ -34,3 +32,20 @@ def mkor(tmp_path, monkeypatch):
         return result
 
     return run
+
+
+@pytest.fixture
+def mkor(tmp_path, monkeypatch):
+    """Runs ``mkor`` with arguments, as typed in ``tmp_path``."""
+    return command_in(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """What a small ``mkor compare digits`` printed, and the folder that it wrote to."""
+    folder = tmp_path_factory.mktemp("compared")
+    options = "--steps 12 --seeds 2 --lrs 0.01,0.1 --optimizers sgd,mkor-sgd".split()
+    with pytest.MonkeyPatch.context() as patch:
+        result = command_in(folder, patch)("compare", "digits", *options)
+    assert result.exit_code == 0, result.output
+    return result, folder / "runs/digits"

@@ -4,22 +4,11 @@ import json
 import math
 import struct
 
-import pytest
-
 from mkor_bench.compare import TUNING_SEED, Plan, compare
 from mkor_bench.report.events import FOLDER_NAME
 from mkor_bench.tasks.source import TaskSource
 from mkor_bench.train import Settings, Training, train
 from mkor_bench.workers import Workers
-
-SMALL = ("--steps", 12, "--seeds", 2, "--lrs", "0.01,0.1", "--optimizers", "sgd,mkor-sgd")
-
-
-@pytest.fixture
-def compared(mkor, tmp_path):
-    result = mkor("compare", "digits", *SMALL)
-    assert result.exit_code == 0, result.output
-    return result, tmp_path / "runs/digits"
 
 
 def test_it_prints_a_table_and_where_the_files_are(compared):
@@ -43,7 +32,10 @@ def test_results_hold_conditions_curves_and_conclusions(compared):
         assert list(task["optimizers"]) == ["sgd", "mkor-sgd"]
         for optimizer in task["optimizers"].values():
             assert [row["lr"] for row in optimizer["grid"]] == [0.01, 0.1]
-            assert optimizer["lr"] == min(optimizer["grid"], key=lambda r: r["final_loss"])["lr"]
+            assert {row["lr"] for row in optimizer["finalists"]} == {0.01, 0.1}
+            best = min(optimizer["finalists"], key=lambda row: row["final_loss"]["mean"])
+            assert optimizer["lr"] == best["lr"]
+            assert optimizer["final_loss"] == best["final_loss"]
             assert optimizer["step_time_relative_to_sgd"] > 0
             assert [run["seed"] for run in optimizer["runs"]] == [0, 1]
             for run in optimizer["runs"]:

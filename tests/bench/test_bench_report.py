@@ -23,7 +23,7 @@ def result(name, *curves, grid=None):
         Run(Settings(name, 0.1, seed, len(losses)), losses, [0.1 * i for i in range(len(losses))])
         for seed, losses in enumerate(curves)
     ]
-    return OptimizerResult(name, grid or {0.01: 3.0, 0.1: 1.0, 1.0: 2.0}, runs, 0.001, 1.0)
+    return OptimizerResult(name, grid or {0.01: 3.0, 0.1: 1.0, 1.0: 2.0}, {0.1: runs}, 0.001, 1.0)
 
 
 def shown(*optimizers):

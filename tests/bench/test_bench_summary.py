@@ -22,7 +22,7 @@ def run(losses, metric=0.5, seed=0):
 
 
 def result(name, *curves):
-    return OptimizerResult(name, {0.01: 3.0, 0.1: 1.0, 1.0: 2.0}, [run(c) for c in curves])
+    return OptimizerResult(name, {0.01: 3.0, 0.1: 1.0, 1.0: 2.0}, {0.1: [run(c) for c in curves]})
 
 
 def test_window_is_a_twentieth():
@@ -57,20 +57,25 @@ def test_mean_curve_ends_with_the_shortest():
 
 
 def test_the_best_learning_rate_and_the_edge():
-    chosen = result("sgd")
-    assert (chosen.lr, chosen.lr_at_edge) == (0.1, False)
-    edge = OptimizerResult("sgd", {0.1: 1.0, 1.0: 2.0})
-    assert (edge.lr, edge.lr_at_edge) == (0.1, True)
-    assert not OptimizerResult("sgd", {0.1: 1.0}).lr_at_edge
+    grid = {0.01: 3.0, 0.1: 1.0, 1.0: 2.0, 10.0: math.inf}
+    steady, brittle = [run([2.0]), run([2.0])], [run([1.0]), run([9.0])]
+    chosen = OptimizerResult("sgd", grid, {0.1: brittle, 1.0: steady})
+    assert chosen.best_of_grid(2) == [0.1, 1.0]
+    assert chosen.best_of_grid(9) == [0.1, 1.0, 0.01]
+    assert (chosen.lr, chosen.runs, chosen.lr_at_edge) == (1.0, steady, False)
+    edge = OptimizerResult("sgd", {0.1: 1.0, 1.0: 2.0}, {0.1: steady})
+    assert edge.lr_at_edge
+    assert not OptimizerResult("sgd", {0.1: 1.0}, {0.1: steady}).lr_at_edge
     none = OptimizerResult("sgd", {0.1: math.inf, 1.0: math.inf})
-    assert none.lr is None and not none.lr_at_edge
+    assert none.best_of_grid(2) == []
+    assert none.lr is None and none.runs == [] and not none.lr_at_edge
 
 
 def test_reach_counts_steps_from_one():
     falling = result("mkor-sgd", [4.0, 3.0, 2.0, 1.0], [4.0, 3.0, 2.0, 1.0])
     assert falling.reach(3.0) == (2, pytest.approx(0.2))
     assert falling.reach(0.5) is None
-    assert result("mkor-sgd").reach(3.0) is None
+    assert OptimizerResult("mkor-sgd", {0.1: math.inf}).reach(3.0) is None
 
 
 def test_the_target_is_the_best_first_order_loss_and_reached_by_its_owner():

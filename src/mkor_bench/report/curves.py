@@ -12,6 +12,7 @@ from mkor_bench.files import write_atomically
 from mkor_bench.optimizers import OPTIMIZERS
 from mkor_bench.report.table import number
 from mkor_bench.summary import OptimizerResult, TaskResult, mean_curve, smooth, window
+from mkor_bench.train import clock
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +41,7 @@ def write_curves(folder: Path, results: Sequence[TaskResult]) -> None:
         _draw(by_step, result, by_second=False)
         _draw(by_second, result, by_second=True)
         if by_step.get_legend_handles_labels()[0]:  # else every optimizer diverged
-            by_step.legend(fontsize=9)
+            by_step.legend(fontsize=9, loc="upper right")
     write_atomically(folder / FILE_NAME, lambda path: figure.savefig(path, dpi=130))
 
 
@@ -54,7 +55,7 @@ def _draw(axes: Axes, result: TaskResult, *, by_second: bool) -> None:
     if result.target is not None:
         _draw_target(axes, result.target.final_loss[0])
     axes.set_title(f"{result.task.name}, loss by {'second' if by_second else 'step'}")
-    axes.set_xlabel("training time of a run (s)" if by_second else "step")
+    axes.set_xlabel(f"training time of a run ({clock()[1]}, s)" if by_second else "step")
     axes.set_xlim(left=0)
     if not by_second:
         axes.set_ylabel(f"training loss (mean of {window(result.steps)} steps)")

@@ -30,13 +30,15 @@ class Conditions:
         command: The command line.
         seeds: The seeds of the runs.
         threads: torch threads of a run.
+        time: What the seconds are: processor time or wall time.
         workers: How many runs ran side by side.
-        tuning_seed: The seed that learning rates were chosen with, if they were.
+        tuning_seed: The seed of the runs on the grid, if there was one.
     """
 
     command: str
     seeds: tuple[int, ...]
     threads: int
+    time: str
     workers: int
     tuning_seed: int | None = None
 
@@ -56,6 +58,7 @@ def write_results(folder: Path, results: Sequence[TaskResult], conditions: Condi
         "machine": describe_machine(),
         "versions": versions(),
         "threads": conditions.threads,
+        "time": conditions.time,
         "workers": conditions.workers,
         "seeds": list(conditions.seeds),
         "tuning_seed": conditions.tuning_seed,
@@ -113,6 +116,10 @@ def _optimizer(of_task: TaskResult, result: OptimizerResult) -> dict[str, Any]:
         "lr": result.lr,
         "lr_at_edge_of_grid": result.lr_at_edge,
         "grid": [{"lr": lr, "final_loss": loss} for lr, loss in result.grid.items()],
+        "finalists": [
+            {"lr": lr, "final_loss": _mean_and_spread(result.final_loss_at(lr))}
+            for lr in result.finalists
+        ],
         "final_loss": _mean_and_spread(result.final_loss),
         "metric": _mean_and_spread(result.metric),
         "steps_to_best_first_order": reached[0] if reached else None,

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mkor_bench.summary import OptimizerResult, TaskResult
+from mkor_bench.train import clock
 
 EDGE_MARK = "†"
 NONE = "–"
@@ -96,7 +97,8 @@ def _with_spread(pair: tuple[float, float]) -> str:
 
 
 def _caption(result: TaskResult) -> str:
-    lines = [_conclusion(result), "Step time: relative to SGD, in interleaved runs."]
+    times = f"Seconds: {clock()[1]} of a run. Step time: relative to SGD, in interleaved turns."
+    lines = [_conclusion(result), times]
     if any(optimizer.lr_at_edge for optimizer in result.optimizers):
         lines.append(
             f"{EDGE_MARK} at the edge of the grid: a wider --lrs might find a better learning rate."

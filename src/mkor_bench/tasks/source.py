@@ -126,7 +126,8 @@ def _import_file(path: Path) -> ModuleType:
 def _find_function(module: ModuleType, path: str, name: str) -> Callable[..., Any]:
     function: Any = getattr(module, name, None)
     if callable(function):
-        return function
+        found: Callable[..., Any] = function
+        return found
     known = [
         key
         for key, value in vars(module).items()
