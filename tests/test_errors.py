@@ -1,0 +1,236 @@
+"""Every error of options and arguments by its text, and that nothing was changed before it."""
+
+import copy
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import mkor
+
+
+def mlp():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def sgd(model, **options):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **options)
+
+
+def train(model, optimizer, steps=2):
+    for _ in range(steps):
+        model(torch.randn(6, 5)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def flat(value, path=""):
+    """A nested state as pairs of a path and a comparable value."""
+    if isinstance(value, dict):
+        return [pair for k, v in value.items() for pair in flat(v, f"{path}.{k}")]
+    if isinstance(value, (list, tuple)):
+        return [pair for i, v in enumerate(value) for pair in flat(v, f"{path}.{i}")]
+    return [(path, value.tolist() if isinstance(value, torch.Tensor) else value)]
+
+
+def hooks(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+OPTIONS = {
+    "rule": [
+        ("exat", "choose from 'exact', 'paper', 'reference'; did you mean 'exact'?"),
+        (None, "rule=None is unknown: choose from 'exact', 'paper', 'reference'"),
+    ],
+    "state_dtype": [
+        (torch.int8, "state_dtype=torch.int8 is unknown: choose from None, torch.float32"),
+        ("float32", "state_dtype='float32' is unknown"),
+    ],
+    "wire_dtype": [(torch.complex64, "wire_dtype=torch.complex64 is unknown")],
+    "on_nonfinite": [
+        ("skp", "on_nonfinite='skp' is unknown: choose from 'skip', 'reset', 'raise'")
+    ],
+    "rescale": [
+        ("grad", "rescale='grad' is unknown: choose from 'gradient', None"),
+        (False, "rescale=False is unknown"),
+    ],
+    "factor_decay": [
+        (value, f"factor_decay={value!r} is out of range: factor_decay must be between 0 and 1")
+        for value in (0, 1, 1.5, -0.1, float("nan"), "0.9", True, None)
+    ],
+    "damping": [
+        (value, f"damping={value!r} is out of range: damping must be positive, or None for raw")
+        for value in (0, -1.0, float("inf"), "0.1", False)
+    ],
+    "vectors": [
+        (value, f"vectors={value!r} is out of range: vectors must be an integer of at least 1")
+        for value in (0, 1.0, True, None)
+    ],
+    "norm_limit": [
+        (value, f"norm_limit={value!r} is out of range: norm_limit must be greater than 1")
+        for value in (1, 0.5, float("inf"), "2")
+    ],
+    "blend": [
+        (value, f"blend={value!r} is out of range: blend must be at least 0 and below 1")
+        for value in (1, -0.1, float("nan"), None)
+    ],
+    "max_dim": [
+        (value, f"max_dim={value!r} is out of range: max_dim must be an integer of at least 1")
+        for value in (0, 2.5, None)
+    ],
+    "factor_update_steps": [
+        (value, f"factor_update_steps={value!r} is out of range: factor_update_steps must be an")
+        for value in (0, -1, 2.0, True)
+    ],
+    "warmup_steps": [
+        (value, f"warmup_steps={value!r} is out of range: warmup_steps must be an integer of at")
+        for value in (-1, 1.5, None)
+    ],
+    "skip": [
+        ("head", "skip='head' is out of range: skip must be a sequence of regular expressions"),
+        (None, "skip=None is out of range: skip must be a sequence of regular expressions"),
+        (["a["], "skip='a[' is no regular expression (unterminated character set"),
+        ([3], "skip=3 is no regular expression"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [(name, value, text) for name, rows in OPTIONS.items() for value, text in rows],
+)
+def test_an_option_out_of_range(name, value, message):
+    model = mlp()
+    base = sgd(model)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        mkor.MKOR(model, base, **{name: value})
+    assert hooks(model) == 0
+
+
+@pytest.mark.parametrize("name", ["lr", "decay"])
+def test_an_unknown_option(name):
+    model = mlp()
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        mkor.MKOR(model, sgd(model), **{name: 1})
+
+
+def test_skip_takes_any_collection_but_no_generator():
+    model = mlp()
+    for skip in (["^0$"], ("^0$",), {"^0$"}):
+        with mkor.MKOR(model, sgd(model), skip=skip) as optimizer:
+            assert [i.name for i in optimizer.layers() if i.preconditioned] == ["2"]
+    with pytest.raises(ValueError, match="skip must be a sequence of regular expressions"):
+        mkor.MKOR(model, sgd(model), skip=(pattern for pattern in ["^0$"]))
+
+
+def test_a_skip_pattern_that_matches_nothing():
+    model = mlp()
+    with pytest.warns(UserWarning, match=re.escape("skip pattern 'hed' matches no module name")):
+        mkor.MKOR(model, sgd(model), skip=["hed"])
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ([1], "model must be a torch.nn.Module, got list"),
+        (None, "model must be a torch.nn.Module, got NoneType"),
+    ],
+)
+def test_a_model_of_another_type(model, message):
+    with pytest.raises(TypeError, match=message):
+        mkor.MKOR(model, sgd(mlp()))
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        (
+            torch.optim.AdamW,
+            "base must be an optimizer, got the class AdamW; build it first: "
+            "AdamW(model.parameters(), lr=...)",
+        ),
+        ([0.1], "base must be a torch.optim.Optimizer, got list"),
+        (nn.Linear, "base must be a torch.optim.Optimizer, got type"),
+    ],
+)
+def test_a_base_of_another_type(base, message):
+    with pytest.raises(TypeError, match=re.escape(message)):
+        mkor.MKOR(mlp(), base)
+
+
+def test_a_data_parallel_model():
+    model = nn.DataParallel(mlp())
+    model.device_ids = [0, 1]
+    with pytest.raises(ValueError, match=r"DataParallel over several.*DistributedDataParallel"):
+        mkor.MKOR(model, sgd(model))
+    assert hooks(model) == 0
+
+
+def test_a_sharded_parameter():
+    from torch.distributed.tensor import DTensor, init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = mlp()
+        mesh = init_device_mesh("cpu", (1,))
+        model[0].weight = nn.Parameter(DTensor.from_local(model[0].weight.detach(), mesh))
+        with pytest.raises(ValueError, match=r"parameter '0\.weight' is a DTensor: sharded param"):
+            mkor.MKOR(model, sgd(model))
+        assert hooks(model) == 0
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_model_without_parameters():
+    with pytest.raises(ValueError, match="model has no parameters, so there is nothing to optimi"):
+        mkor.MKOR(nn.ReLU(), sgd(mlp()))
+
+
+def test_a_base_of_another_model():
+    model = mlp()
+    message = "none of the base optimizer's 4 parameters belong to the model; build the base from"
+    with pytest.raises(ValueError, match=message):
+        mkor.MKOR(model, sgd(mlp()))
+    assert hooks(model) == 0
+
+
+def test_a_base_with_parameters_of_others():
+    model, other = mlp(), nn.Linear(7, 2)
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    base.add_param_group({"params": other.parameters()})
+    before = copy.deepcopy(base.state_dict())
+    message = re.escape(
+        "the base optimizer has 2 parameters that are not the model's, the first in group 1 with "
+        "shape (2, 7); pass a module that holds all of them"
+    )
+    with pytest.raises(ValueError, match=message):
+        mkor.MKOR(model, base)
+    assert hooks(model) == 0 and base.state_dict() == before
+    assert "step" not in vars(base)
+
+
+@pytest.mark.parametrize("foreign", ["all", "some", "named", "set", "twice", "empty dict"])
+def test_a_group_that_does_not_fit(foreign):
+    model, other = mlp(), nn.Linear(7, 2)
+    optimizer = mkor.MKOR(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
+    before = copy.deepcopy(optimizer.state_dict())
+    records = optimizer.layers()
+    group, error, message = {
+        "all": ({"params": other.parameters()}, ValueError, "none of the base optimizer's 2"),
+        "some": (
+            {"params": [model[2].weight, other.weight]},
+            ValueError,
+            "has 1 parameters that are not the model's",
+        ),
+        "named": ({"params": list(other.named_parameters())}, ValueError, "none of the base"),
+        "set": ({"params": set(model[2].parameters())}, TypeError, "ordered collection"),
+        "twice": ({"params": [model[0].weight]}, ValueError, "more than one parameter group"),
+        "empty dict": ({}, KeyError, "params"),
+    }[foreign]
+    with pytest.raises(error, match=message):
+        optimizer.add_param_group(group)
+    assert flat(optimizer.state_dict()) == flat(before)
+    assert optimizer.layers() == records and hooks(model) == 1

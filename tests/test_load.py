@@ -1,0 +1,150 @@
+"""Loading checkpoints that do not fit: every error by its text, and what strict=False loads."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import mkor
+
+
+def mlp():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def sgd(model, **options):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **options)
+
+
+def train(model, optimizer, steps=2):
+    for _ in range(steps):
+        model(torch.randn(6, 5)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def flat(value, path=""):
+    """A nested state as pairs of a path and a comparable value."""
+    if isinstance(value, dict):
+        return [pair for k, v in value.items() for pair in flat(v, f"{path}.{k}")]
+    if isinstance(value, (list, tuple)):
+        return [pair for i, v in enumerate(value) for pair in flat(v, f"{path}.{i}")]
+    return [(path, value.tolist() if isinstance(value, torch.Tensor) else value)]
+
+
+def saved(model_of=mlp, groups=1):
+    """A model and its trained optimizer."""
+    model = model_of()
+    base = sgd(model)
+    if groups == 2:
+        base = torch.optim.SGD(
+            [{"params": model[0].parameters()}, {"params": model[2].parameters()}],
+            lr=0.1,
+            momentum=0.9,
+        )
+    optimizer = mkor.MKOR(model, base)
+    train(model, optimizer)
+    return optimizer
+
+
+def deeper():
+    torch.manual_seed(1)
+    return nn.Sequential(*mlp(), nn.Tanh(), nn.Linear(3, 3))
+
+
+def wider():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def of_another_method():
+    state = saved().state_dict()
+    state["preconditioner"]["method"] = "kfac"
+    return state
+
+
+MISMATCHES = {
+    "method": (of_another_method, ["it was saved by method 'kfac', this is 'mkor'"]),
+    "more layers": (
+        lambda: saved(deeper).state_dict(),
+        [
+            "it has layer '4', this model does not",
+            "it has parameter '4.bias', this optimizer does not",
+            "it has parameter '4.weight', this optimizer does not",
+        ],
+    ),
+    "fewer layers": (
+        lambda: saved(lambda: nn.Sequential(nn.Linear(5, 4))).state_dict(),
+        ["it lacks layer '2'", "it lacks parameter '2.bias'", "it lacks parameter '2.weight'"],
+    ),
+    "shapes": (
+        lambda: saved(wider).state_dict(),
+        ["layer '0' is [1, 6, 6] there and [1, 4, 6] here"],
+    ),
+    "groups": (
+        lambda: saved(groups=2).state_dict(),
+        ["its parameters are grouped or ordered differently"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_a_checkpoint_of_another_model(name):
+    make, phrases = MISMATCHES[name]
+    optimizer = saved()
+    state, before = make(), copy.deepcopy(flat(optimizer.state_dict()))
+    with pytest.raises(ValueError, match="this checkpoint is of another model or optim") as caught:
+        optimizer.load_state_dict(state)
+    for phrase in phrases:
+        assert phrase in str(caught.value)
+    assert str(caught.value).endswith("Pass strict=False to load what matches by name")
+    assert flat(optimizer.state_dict()) == before
+
+
+def test_a_checkpoint_of_a_plain_optimizer():
+    model = mlp()
+    plain = sgd(model)
+    train(model, plain)
+    optimizer = saved()
+    before = flat(optimizer.state_dict())
+    message = "this checkpoint has no factors: it was saved by a plain optimizer. Pass strict=False"
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(plain.state_dict())
+    assert flat(optimizer.state_dict()) == before
+    loaded = []
+    optimizer.register_load_state_dict_post_hook(lambda _: loaded.append(True))
+    optimizer.load_state_dict(plain.state_dict(), strict=False)
+    assert flat(optimizer.base.state_dict()) == flat(plain.state_dict())
+    assert loaded == [True]
+    # New factors, as promised, and the schedule from its start.
+    assert [info.updates for info in optimizer.layers()] == [0, 0]
+    assert optimizer.state_dict()["preconditioner"]["step"] == 0
+    train(optimizer.model, optimizer)
+    assert [info.updates for info in optimizer.layers()] == [2, 2]
+
+
+@pytest.mark.parametrize("name", ["more layers", "fewer layers", "groups"])
+def test_what_matches_by_name_is_loaded(name):
+    state = MISMATCHES[name][0]()
+    optimizer = mkor.MKOR(model := mlp(), sgd(model))
+    optimizer.load_state_dict(state, strict=False)
+    there, here = state["preconditioner"], optimizer.state_dict()["preconditioner"]
+    shared = {"0"} if name == "fewer layers" else {"0", "2"}
+    for layer in here["layers"]:
+        if layer in shared:
+            assert flat(here["layers"][layer]) == flat(there["layers"][layer])
+        else:
+            assert here["layers"][layer]["updates"] == 0
+    momentum = {
+        key: state["state"][number]["momentum_buffer"]
+        for names, group in zip(there["parameters"], state["param_groups"], strict=True)
+        for key, number in zip(names, group["params"], strict=True)
+    }
+    for key, p in model.named_parameters():
+        if key.split(".")[0] in shared:
+            assert torch.equal(optimizer.state[p]["momentum_buffer"], momentum[key])
+        else:
+            assert not optimizer.state[p]
+    train(model, optimizer)
