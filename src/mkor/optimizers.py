@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mkor.factors.dense import RULES
 from mkor.methods.mkor import MKORMethod
 from mkor.optimizer import Preconditioner
 from mkor.validate import DTYPES, is_count, is_number, one_of, require
@@ -33,9 +34,9 @@ class MKOR(Preconditioner):
         factor_update_steps: int = 10,
         warmup_steps: int = 10,
         factor_decay: float = 0.9,
-        damping: float | None = 0.1,
+        damping: float | None = 0.02,
         vectors: int = 1,
-        norm_limit: float | None = None,
+        norm_limit: float = 2.0,
         blend: float = 0.95,
         rescale: str | None = "gradient",
         skip: Sequence[str] = (),
@@ -58,9 +59,8 @@ class MKOR(Preconditioner):
                 the update independent of the loss's scale; None uses the vectors as they are, as
                 the paper does.
             vectors: Mean vectors per update (r), from as many blocks of the batch.
-            norm_limit: Largest entry of an inverse before it is blended with the identity (ε); its
-                reciprocal guards against vanishing. None takes the rule's: 100, or 2 for
-                "reference", which resets instead.
+            norm_limit: Largest entry of an inverse before it is blended with the identity (ε);
+                "reference" resets it instead. The reciprocal guards against vanishing.
             blend: Weight of the inverse in that blend (ζ).
             rescale: "gradient" keeps the norm of the gradient (line 10), None keeps the result.
             skip: Regular expressions; modules whose name one of them matches are left to the base.
@@ -76,20 +76,28 @@ class MKOR(Preconditioner):
             TypeError: `model` or `base` is of the wrong type.
             ValueError: An option is out of range, or `base` doesn't fit the model.
         """
-        limits = {"exact": 100.0, "paper": 100.0, "reference": 2.0}
-        one_of("rule", rule, limits)
-        limit = limits[rule] if norm_limit is None else norm_limit
+        one_of("rule", rule, RULES)
         one_of("state_dtype", state_dtype, DTYPES)
         inside = is_number(factor_decay) and 0 < factor_decay < 1
         require("factor_decay", factor_decay, inside, "between 0 and 1, both excluded")
         positive = damping is None or (is_number(damping) and damping > 0)
         require("damping", damping, positive, "positive, or None for raw statistics")
         require("vectors", vectors, is_count(vectors, 1), "an integer of at least 1")
-        require("norm_limit", limit, is_number(limit) and limit > 1, "greater than 1")
+        require(
+            "norm_limit", norm_limit, is_number(norm_limit) and norm_limit > 1, "greater than 1"
+        )
         require("blend", blend, is_number(blend) and 0 <= blend < 1, "at least 0 and below 1")
         require("max_dim", max_dim, is_count(max_dim, 1), "an integer of at least 1")
         method = MKORMethod(
-            rule, vectors, factor_decay, damping, limit, blend, max_dim, state_dtype, on_nonfinite
+            rule,
+            vectors,
+            factor_decay,
+            damping,
+            norm_limit,
+            blend,
+            max_dim,
+            state_dtype,
+            on_nonfinite,
         )
         super().__init__(
             model,
