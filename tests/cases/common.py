@@ -24,9 +24,10 @@ def mlp(*sizes, bias=True, dtype=torch.float32):
 
 
 def wrap(model, lr=0.1, momentum=0.0, **options):
-    """MKOR on SGD with an update in every step."""
+    """MKOR on SGD with an update in every step; the stabiliser acts only where a test says so."""
     base = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-    return mkor.MKOR(model, base, **{"factor_update_steps": 1, **options})
+    settings = {"factor_update_steps": 1, "damping": 0.1, "norm_limit": 100.0, **options}
+    return mkor.MKOR(model, base, **settings)
 
 
 def batches(count, rows, inputs, outputs, dtype=torch.float32):

@@ -210,7 +210,7 @@ def test_a66_factors_stay_bounded(rule, state_dtype, vectors, damping):
     # An update of "exact" grows J by 1/γ, so a blend that keeps less than γ of it holds it.
     options = {"rule": rule, "vectors": vectors, "state_dtype": state_dtype, "damping": damping}
     model = mlp(8, 4, bias=False)
-    optimizer = wrap(model, lr=0.01, blend=0.8, norm_limit=None, **options)
+    optimizer = wrap(model, lr=0.01, blend=0.8, **options)
     limit = {"exact": 1.01 * 100 / 0.9, "reference": 1.01}[rule]
     x, y = torch.ones(6, 8), torch.ones(6, 4)
     for _ in range(100):
