@@ -18,7 +18,7 @@ from mkor.capture.discover import Layer, LeftOut, find_layers
 from mkor.capture.hooks import Capture
 from mkor.distributed import comm
 from mkor.distributed.bucket import reduce_flat
-from mkor.methods.base import Exchange, LayerShape, Method, Seen, State, Update
+from mkor.methods.base import Exchange, LayerShape, Method, Seen, State, Update, wide
 from mkor.rescale import keep_finite, match_norm
 from mkor.schedule import UpdateSchedule
 
@@ -223,10 +223,11 @@ def nothing_seen(layer: Layer, blocks: int) -> Seen:
     """The statistic of a layer that this worker didn't use: no rows."""
     view = layer.view
     shape, weight = view.shape, view.weight
-    inputs = weight.new_zeros(shape.stack, blocks, shape.inputs, dtype=torch.float32)
-    rows = weight.new_zeros(blocks, dtype=torch.float32)
+    dtype = wide(weight.dtype)
+    inputs = weight.new_zeros(shape.stack, blocks, shape.inputs, dtype=dtype)
+    rows = weight.new_zeros(blocks, dtype=dtype)
     bias = view.bias_gradient() if layer.bias_shows_gradient else None
     if bias is not None:
-        return Seen(inputs, bias.detach().to(inputs.dtype), rows, grads_reduced=True)
-    grads = weight.new_zeros(shape.stack, blocks, shape.outputs, dtype=torch.float32)
+        return Seen(inputs, bias.detach().to(dtype), rows, grads_reduced=True)
+    grads = weight.new_zeros(shape.stack, blocks, shape.outputs, dtype=dtype)
     return Seen(inputs, grads, rows, grads_reduced=False)
