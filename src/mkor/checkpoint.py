@@ -8,10 +8,12 @@ order of modules, and `torch.load(weights_only=True)` reads it.
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from mkor.capture.discover import clean_name
 from mkor.engine import Engine, Record
@@ -26,9 +28,26 @@ def parameter_names(model: nn.Module, groups: list[dict[str, Any]]) -> list[list
     return [[names[id(parameter)] for parameter in group["params"]] for group in groups]
 
 
+def parameter_shapes(model: nn.Module) -> dict[str, list[int]]:
+    """Shapes of the model's parameters by name."""
+    named = model.named_parameters()
+    return {clean_name(name): list(p.shape) for name, p in named if not is_lazy(p)}
+
+
+def resized(model: nn.Module, packed: dict[str, Any]) -> dict[str, str]:
+    """Parameters whose shape in the checkpoint is another than here, by name, a phrase each."""
+    there = packed.get("shapes", {})
+    return {
+        name: f"parameter '{name}' is {there[name]} there and {shape} here"
+        for name, shape in parameter_shapes(model).items()
+        if there.get(name, shape) != shape
+    }
+
+
 def pack(engine: Engine, names: list[list[str]]) -> dict[str, Any]:
     """The factors and counters of every layer, and what identifies the model."""
     layers: dict[str, Any] = {}
+    shapes = parameter_shapes(engine.model)
     for name, layer in engine.layers.items():
         shape, record = layer.view.shape, engine.records[name]
         layers[name] = {
@@ -42,6 +61,7 @@ def pack(engine: Engine, names: list[list[str]]) -> dict[str, Any]:
         "step": engine.index,
         "layers": layers,
         "parameters": names,
+        "shapes": {name: shapes[name] for group in names for name in group if name in shapes},
     }
 
 
@@ -63,6 +83,7 @@ def differences(engine: Engine, names: list[list[str]], packed: dict[str, Any]) 
         here = [shape.stack, shape.outputs, shape.inputs]
         if name in saved and list(saved[name]["shape"]) != here:
             out.append(f"layer '{name}' is {saved[name]['shape']} there and {here} here")
+    out = out or list(resized(engine.model, packed).values())
     if packed["parameters"] != names:
         out += group_differences(packed["parameters"], names)
     return out
@@ -97,11 +118,13 @@ def match_base(
     loaded: dict[str, Any],
     saved: list[list[str]],
     own: list[list[str]],
+    resized: Collection[str] = (),
 ) -> dict[str, Any]:
     """The base's part of a checkpoint rearranged to this optimizer's groups, by parameter name.
 
-    Parameters that the checkpoint lacks start with empty state; group options come from the
-    checkpoint where the number of groups agrees, and stay as they are otherwise.
+    Parameters that the checkpoint lacks or that `resized` names start with empty state; group
+    options come from the checkpoint where the number of groups agrees, and stay as they are
+    otherwise.
     """
     number = {
         name: index
@@ -116,6 +139,6 @@ def match_base(
         index: loaded["state"][number[name]]
         for names, group in zip(own, current, strict=True)
         for name, index in zip(names, group["params"], strict=True)
-        if number.get(name) in loaded["state"]
+        if number.get(name) in loaded["state"] and name not in resized
     }
     return {"state": state, "param_groups": current}

@@ -260,8 +260,9 @@ class Preconditioner(Optimizer):
                 + "; ".join(different)
                 + ". Pass strict=False to load what matches by name"
             )
-        if packed["parameters"] != names:
-            loaded = checkpoint.match_base(self.base, loaded, packed["parameters"], names)
+        saved, resized = packed["parameters"], checkpoint.resized(self.model, packed)
+        if resized or saved != names:
+            loaded = checkpoint.match_base(self.base, loaded, saved, names, resized)
         self.base.load_state_dict(loaded)
         checkpoint.unpack(self._engine, packed)
         for after in self._optimizer_load_state_dict_post_hooks.values():
