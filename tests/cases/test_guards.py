@@ -27,6 +27,10 @@ def clear_by_optimizer(model, optimizer):
     optimizer.zero_grad()
 
 
+def clear_to_zeros(model, optimizer):
+    optimizer.zero_grad(set_to_none=False)
+
+
 def clear_by_model(model, optimizer):
     model.zero_grad()
 
@@ -38,7 +42,9 @@ def clear_by_hand(model, optimizer):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("clear", [clear_by_optimizer, clear_by_model, clear_by_hand])
+@pytest.mark.parametrize(
+    "clear", [clear_by_optimizer, clear_to_zeros, clear_by_model, clear_by_hand]
+)
 def test_a63_nan_batch_that_the_user_skips(clear, bias, bad):
     data = batches(6, 4, 5, 3)
     model = mlp(5, 4, 3, bias=bias)
@@ -58,7 +64,7 @@ def test_a63_nan_batch_that_the_user_skips(clear, bias, bad):
 
 @pytest.mark.parametrize("vectors", VECTORS)
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("clear", [clear_by_optimizer, clear_by_model])
+@pytest.mark.parametrize("clear", [clear_by_optimizer, clear_to_zeros, clear_by_model])
 def test_a63_a_finite_batch_that_is_skipped_leaves_no_statistic(clear, rule, vectors):
     data = batches(4, 6, 5, 3)
     model = mlp(5, 4, 3, bias=False)

@@ -168,7 +168,8 @@ def test_a82_a_closure_is_run_with_gradients_and_preconditioned_once(rule, vecto
     assert_same(factors(optimizer), factors(other))
 
 
-def test_a82_lbfgs_sees_preconditioned_gradients_in_each_evaluation():
+@pytest.mark.parametrize("clearing", ["optimizer", "model"])
+def test_a82_lbfgs_sees_preconditioned_gradients_in_each_evaluation(clearing):
     x, y = batches(1, 12, 5, 3, torch.float64)[0]
     model, twin = mlp(5, 4, 3, dtype=torch.float64), mlp(5, 4, 3, dtype=torch.float64)
     start = F.mse_loss(model(x), y).item()
@@ -178,7 +179,7 @@ def test_a82_lbfgs_sees_preconditioned_gradients_in_each_evaluation():
     evaluations = []
 
     def closure():
-        optimizer.zero_grad()
+        (optimizer if clearing == "optimizer" else model).zero_grad()
         loss = F.mse_loss(model(x), y)
         loss.backward()
         evaluations.append(loss.item())
