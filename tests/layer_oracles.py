@@ -1,6 +1,6 @@
 """Rows of each layer type by explicit loops over samples and positions, in float64.
 
-`rows(...)` of a layer are pairs: inputs [G, n, P, i] and output gradients [G, n, P, o] for n samples
+The rows of a layer are a pair: inputs [G, n, P, i] and output gradients [G, n, P, o] for n samples
 and P positions, such that Σ g aᵀ over both is the gradient of the weight as a stack [G, o, i].
 """
 
@@ -104,7 +104,7 @@ def conv_rows(conv, inputs, grads):
 
 
 def transposed_rows(conv, inputs, grads):
-    """Every input position of a transposed convolution, and the gradient of the patch it spreads."""
+    """Every position a transposed convolution reads, and the gradient of the patch it spreads."""
     inputs = inputs.double()
     dims, groups = len(conv.kernel_size), conv.groups
     if inputs.dim() == dims + 1:

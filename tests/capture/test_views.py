@@ -7,6 +7,11 @@ from torch import nn
 from layer_oracles import Observed
 from mkor.capture.views import block_of_sample, sizes
 
+
+def transformers_conv1d():
+    return pytest.importorskip("transformers.pytorch_utils").Conv1D(4, 3)
+
+
 MODULES = {
     "linear": lambda: nn.Linear(3, 4),
     "linear without bias": lambda: nn.Linear(3, 4, bias=False),
@@ -19,13 +24,9 @@ MODULES = {
     "transposed3d": lambda: nn.ConvTranspose3d(2, 3, 2),
     "attention": lambda: nn.MultiheadAttention(4, 2),
     "cross attention": lambda: nn.MultiheadAttention(4, 2, kdim=3, vdim=5),
-    "transformers": lambda: transformers_conv1d(),
+    "transformers": transformers_conv1d,
 }
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-
-
-def transformers_conv1d():
-    return pytest.importorskip("transformers.pytorch_utils").Conv1D(4, 3)
 
 
 def with_gradients(module, dtype=torch.float32, memory_format=torch.contiguous_format):

@@ -1,0 +1,130 @@
+"""Two workers under DDP do what one does on the union of their batches, and stay equal."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import mkor
+from gloo import spawn
+
+STEPS, SAMPLES = 6, 12
+UNUSED = {1: (0, 1), 3: (1,), 4: (0,)}  # workers that leave the branch out, by step
+
+
+class Net(nn.Module):
+    """Biased and bias-free layers, a grouped convolution, and a branch that may be left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(2, 4, 3, padding=1, groups=2, bias=False)
+        self.free = nn.Linear(4, 5, bias=False)
+        self.branch = nn.Linear(5, 5)
+        self.free_branch = nn.Linear(5, 5, bias=False)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, rows, branch):
+        tokens = self.conv(rows).relu().mT
+        hidden = self.free(tokens).tanh()
+        if branch:
+            hidden = hidden + self.free_branch(self.branch(hidden).tanh())
+        return self.head(hidden).mean(dim=1)
+
+
+def train(model, dtype, share, branch_in, **options):
+    """Train on a share of each batch; parameters and factors in the end."""
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = mkor.MKOR(model, base, factor_update_steps=2, warmup_steps=3, **options)
+    source = torch.Generator().manual_seed(7)
+    for step in range(STEPS):
+        rows = torch.randn(SAMPLES, 2, 3, dtype=dtype, generator=source)[share]
+        goal = torch.randn(SAMPLES, 2, dtype=dtype, generator=source)[share]
+        optimizer.zero_grad()
+        (model(rows, branch_in(step)) - goal).square().mean().backward()
+        optimizer.step()
+    out = {f"parameter {name}": p.detach() for name, p in optimizer.model.named_parameters()}
+    for name, layer in optimizer.state_dict()["preconditioner"]["layers"].items():
+        assert layer["updates"] > 0, name
+        out |= {f"factor {name} {key}": tensor for key, tensor in layer["state"].items()}
+    return {key.replace("module.", ""): tensor.clone() for key, tensor in out.items()}
+
+
+def new_model(dtype):
+    torch.manual_seed(3)
+    return Net().to(dtype)
+
+
+def branch_on_both(step):
+    return len(UNUSED.get(step, ())) < 2
+
+
+def worker(rank, jobs):
+    """Each job: dtype, whether workers leave the branch out by themselves, options."""
+    results = []
+    for dtype, alone, options in jobs:
+        model = DistributedDataParallel(new_model(dtype), find_unused_parameters=True)
+        half = SAMPLES // 2
+        share = slice(rank * half, (rank + 1) * half)
+
+        def branch_here(step):
+            return rank not in UNUSED.get(step, ())
+
+        branch_in = branch_here if alone else branch_on_both
+        results.append(train(model, dtype, share, branch_in, **options))
+    return results
+
+
+JOBS = {
+    "one vector": (torch.float64, False, {}),
+    "three vectors": (torch.float64, False, {"vectors": 3}),
+    "bfloat16 on the wire": (torch.float32, False, {"wire_dtype": torch.bfloat16}),
+    "unused on one worker": (torch.float64, True, {}),
+    "unused on one worker, float32": (torch.float32, True, {"vectors": 2}),
+}
+UNION = {"one vector": 1e-6, "bfloat16 on the wire": 5e-2}  # jobs compared with one worker
+
+
+def distances(actual, expected):
+    """Largest difference of each tensor, relative to its largest entry."""
+    assert actual.keys() == expected.keys()
+    return {
+        key: float((actual[key] - tensor).abs().max() / tensor.abs().max().clamp_min(1e-3))
+        for key, tensor in expected.items()
+    }
+
+
+def test_two_workers_are_equal_and_do_what_one_does_on_the_union(tmp_path):
+    """All jobs in one pair of processes: starting them is what takes time."""
+    first, second = spawn(worker, tmp_path, list(JOBS.values()))
+    for number, (job, (dtype, _, options)) in enumerate(JOBS.items()):
+        here, there = first[number], second[number]
+        assert here.keys() == there.keys()
+        unequal = [key for key in here if not torch.equal(here[key], there[key])]
+        assert unequal == [], job
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in here.values()), job
+        if job in UNION:
+            own = {key: value for key, value in options.items() if key != "wire_dtype"}
+            model = new_model(dtype)
+            alone = train(model, dtype, slice(None), branch_on_both, **own)
+            off = {k: d for k, d in distances(here, alone).items() if not d < UNION[job]}
+            assert off == {}, job
+            if "wire_dtype" in options:  # it did cross in that dtype
+                assert max(distances(here, alone).values()) > 1e-4
+
+
+def fail_or_hang(rank):
+    if rank == 1:
+        raise ValueError("no luck")
+    time.sleep(1000)
+
+
+def test_a_worker_that_fails_ends_the_others(tmp_path):
+    with pytest.raises(AssertionError, match=r"worker 1: (.|\n)*no luck"):
+        spawn(fail_or_hang, tmp_path)
+
+
+def test_workers_that_hang_are_ended(tmp_path):
+    with pytest.raises(AssertionError, match="hung for 2 s"):
+        spawn(fail_or_hang, tmp_path, workers=1, timeout=2)

@@ -1,0 +1,25 @@
+"""The methods that the contract is tested on, with options. A new method is one row."""
+
+import torch
+from torch import nn
+
+import mkor
+
+CASES = {
+    "mkor": (mkor.MKOR, {}),
+    "mkor exact raw": (mkor.MKOR, {"damping": None}),
+    "mkor exact r=3": (mkor.MKOR, {"vectors": 3}),
+    "mkor paper": (mkor.MKOR, {"rule": "paper"}),
+    "mkor reference": (mkor.MKOR, {"rule": "reference", "damping": None}),
+    "mkor bfloat16": (mkor.MKOR, {"state_dtype": torch.bfloat16}),
+    "mkor float16": (mkor.MKOR, {"state_dtype": torch.float16, "vectors": 2}),
+    "mkor float64": (mkor.MKOR, {"state_dtype": torch.float64}),
+    "mkor one side": (mkor.MKOR, {"max_dim": 4}),
+    "mkor reset": (mkor.MKOR, {"on_nonfinite": "reset"}),
+}
+
+
+def method_of(case):
+    cls, options = CASES[case]
+    model = nn.Linear(2, 2)
+    return cls(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)._method
