@@ -50,6 +50,11 @@ TRANSPOSED = {
         {"stride": (2, 3), "padding": (1, 0), "output_padding": (1, 2), "dilation": 2, "groups": 2},
     ),
     "a45-1d": (nn.ConvTranspose1d, (3, 5, 3), {"stride": 2, "padding": 2}),
+    "a45-1d-dilated": (
+        nn.ConvTranspose1d,
+        (3, 5, 3),
+        {"dilation": 2, "padding": 1, "output_padding": 1},
+    ),
     "a45-3d": (nn.ConvTranspose3d, (2, 4, 2), {"stride": 2}),
 }
 
