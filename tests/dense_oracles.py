@@ -15,10 +15,14 @@ def moving_average(covariance, vectors, decay):
 
 
 def stabilised(inverse, limit, blend):
-    """ζJ + (1-ζ)I where max |J_ij| exceeds ε or is below 1/ε; and whether it was."""
-    norm = inverse.abs().max()
+    """wJ + (1-w)I where max |J_ij| exceeds ε or is below 1/ε; and whether it was.
+
+    w is ζ, or less where ζ would not bring the norm back to about ε.
+    """
+    norm = float(inverse.abs().max())
     if norm > limit or norm < 1 / limit:
-        return blend * inverse + (1 - blend) * torch.eye(len(inverse), dtype=inverse.dtype), True
+        weight = min(blend, limit / norm)
+        return weight * inverse + (1 - weight) * torch.eye(len(inverse), dtype=inverse.dtype), True
     return inverse, False
 
 

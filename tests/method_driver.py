@@ -39,4 +39,4 @@ def random_seen(shape, vectors, rows=12, scale=1.0, dtype=torch.float32, generat
     grads = torch.randn(shape.stack, vectors, shape.outputs, dtype=dtype, generator=generator)
     counts = torch.tensor(counts, dtype=dtype)
     inputs[..., -1] = counts
-    return Seen(inputs, scale * grads / rows, counts, grads_reduced=False)
+    return Seen(inputs, scale * grads / rows, counts, torch.zeros(()), grads_reduced=False)

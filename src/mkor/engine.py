@@ -228,6 +228,7 @@ def nothing_seen(layer: Layer, blocks: int) -> Seen:
     rows = weight.new_zeros(blocks, dtype=dtype)
     bias = view.bias_gradient() if layer.bias_shows_gradient else None
     if bias is not None:
-        return Seen(inputs, bias.detach().to(dtype), rows, grads_reduced=True)
+        grads = bias.detach().to(dtype)
+        return Seen(inputs, grads, rows, view.gradient_norm(), grads_reduced=True)
     grads = weight.new_zeros(shape.stack, blocks, shape.outputs, dtype=dtype)
-    return Seen(inputs, grads, rows, grads_reduced=False)
+    return Seen(inputs, grads, rows, view.gradient_norm(), grads_reduced=False)

@@ -160,9 +160,10 @@ class Preconditioner(Optimizer):
             evaluations += 1
             return loss
 
-        loss = self.base.step(preconditioned)
-        self._engine.advance()
-        return loss
+        try:
+            return self.base.step(preconditioned)
+        finally:
+            self._engine.advance()
 
     @contextmanager
     def _exact(self) -> Iterator[None]:

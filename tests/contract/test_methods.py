@@ -158,7 +158,9 @@ def test_one_bad_matrix_of_a_stack_leaves_the_others_to_their_update(case):
     method, shape = method_of(case), LayerShape(3, 2, 4)
     good, bad = trained(method, shape), trained(method, shape)
     seen = random_seen(shape, method.vectors)
-    broken = Seen(seen.inputs.clone(), seen.grads.clone(), seen.rows, grads_reduced=False)
+    broken = Seen(
+        seen.inputs.clone(), seen.grads.clone(), seen.rows, torch.zeros(()), grads_reduced=False
+    )
     broken.inputs[1, 0, 0] = broken.grads[1, 0, 0] = float("nan")
     good, bad = run_update(method, good, seen), run_update(method, bad, broken)
     for key, tensor in factors(good).items():
@@ -174,7 +176,7 @@ def test_no_rows_change_nothing(case, shape, reduced):
     before = copies(state)
     inputs = torch.zeros(shape.stack, method.vectors, shape.inputs)
     grads = torch.zeros(shape.stack, 1 if reduced else method.vectors, shape.outputs)
-    seen = Seen(inputs, grads, torch.zeros(method.vectors), grads_reduced=reduced)
+    seen = Seen(inputs, grads, torch.zeros(method.vectors), torch.zeros(()), grads_reduced=reduced)
     assert equal(run_update(method, state, seen), before)
 
 
@@ -196,7 +198,13 @@ def test_a_bias_gradient_serves_as_the_output_side(case, shape):
     """Visible as one sum that is already averaged over workers, so it doesn't cross again."""
     method = method_of(case)
     seen = random_seen(shape, method.vectors)
-    seen = Seen(seen.inputs, seen.grads.sum(dim=1, keepdim=True), seen.rows, grads_reduced=True)
+    seen = Seen(
+        seen.inputs,
+        seen.grads.sum(dim=1, keepdim=True),
+        seen.rows,
+        torch.zeros(()),
+        grads_reduced=True,
+    )
     generator = method.update(init(method, shape), seen)
     message = next(generator)
     crossing = [*message.sum.values(), *message.mean.values()]

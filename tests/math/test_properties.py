@@ -62,7 +62,7 @@ def statistics(history, vectors, dtype=torch.float64, scale=1.0):
             rows[1:] = 0
             inputs, grads = inputs * (rows > 0)[:, None], grads * (rows > 0)[:, None]
         seen = (size * inputs, scale * size * grads, rows)
-        yield Seen(*(tensor.to(dtype) for tensor in seen), grads_reduced=False)
+        yield Seen(*(tensor.to(dtype) for tensor in seen), torch.zeros(()), grads_reduced=False)
 
 
 def after(mkor, history, dtype=torch.float64, scale=1.0):
@@ -151,7 +151,9 @@ def test_a_stack_is_each_of_its_matrices_alone(history, rule, vectors):
         state = init(mkor, LayerShape(1, 3, 4), torch.float64)
         for seen in statistics(history, vectors):
             inputs, grads = seen.inputs[g : g + 1], seen.grads[g : g + 1]
-            state = run_update(mkor, state, Seen(inputs, grads, seen.rows, grads_reduced=False))
+            state = run_update(
+                mkor, state, Seen(inputs, grads, seen.rows, torch.zeros(()), grads_reduced=False)
+            )
         for side in ("inputs", "outputs"):
             torch.testing.assert_close(together[side][g], state[side][0], rtol=1e-9, atol=1e-11)
         alone = mkor.precondition(state, grad[g : g + 1])

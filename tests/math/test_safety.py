@@ -182,6 +182,23 @@ def test_half_precision_factors_stay_finite_over_long_runs(rule, dtype):
         assert ((blends + resets)[stuck] > 0).all()
 
 
+@pytest.mark.parametrize("blend", [0.0, 0.5, 0.95, 0.999])
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.99])
+def test_the_stabiliser_holds_the_norm_whatever_decay_and_blend(decay, blend):
+    """Directions that no vector excites grow by 1/γ an update, more than a ζ above γ takes back."""
+    limit = 100.0
+    inverse = start(6, dtype=torch.float32)
+    for _ in range(500):
+        vectors = torch.randn(1, 6, 1) + 1.0
+        vectors[:, :2] = 0
+        vectors = dense.normalise(vectors, 0.1)
+        change = dense.exact(inverse, vectors, decay, limit, blend)
+        change = dense.guard(inverse, change, all_usable(inverse))
+        dense.write_(inverse, change)
+        assert not change.reset
+        assert float(inverse.abs().max()) <= (limit + 1) / decay * (1 + 1e-5)
+
+
 def test_paper_overflows_without_help_and_is_kept_finite_with_it():
     v = torch.zeros(1, 4, 1)
     v[0, 0] = 2.0

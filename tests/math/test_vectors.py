@@ -96,7 +96,9 @@ def test_updates_follow_the_rows_and_a_step_is_the_sandwich(rule, lengths, dampi
         }
         counts = torch.tensor(lengths, dtype=torch.float64)
         sums, grads = blocks(rows["inputs"], lengths), blocks(rows["outputs"] / 8, lengths)
-        state = run_update(mkor, state, Seen(sums, grads, counts, grads_reduced=False))
+        state = run_update(
+            mkor, state, Seen(sums, grads, counts, torch.zeros(()), grads_reduced=False)
+        )
         for side, matrices in hand.items():
             for g in range(stack):
                 parts = rows[side][g].split(lengths)
@@ -127,7 +129,9 @@ def test_a_side_without_factor_is_left_alone(narrow):
     assert narrow in state and other not in state
     sums = torch.randn(1, 1, sizes[1], dtype=torch.float64)
     grads = torch.randn(1, 1, sizes[0], dtype=torch.float64)
-    seen = Seen(sums, grads, torch.ones(1, dtype=torch.float64), grads_reduced=False)
+    seen = Seen(
+        sums, grads, torch.ones(1, dtype=torch.float64), torch.zeros(()), grads_reduced=False
+    )
     state = run_update(mkor, state, seen)
     grad = torch.randn(1, *sizes, dtype=torch.float64)
     factor = state[narrow][0]
@@ -145,7 +149,9 @@ def test_reset_mode_gives_identities_where_the_statistic_is_bad_and_only_there(b
         inputs, grads = torch.randn(3, 1, 5), torch.randn(3, 1, 4)
         if broken:
             inputs[1, 0, 2] = bad
-        state = run_update(mkor, state, Seen(inputs, grads, rows, grads_reduced=False))
+        state = run_update(
+            mkor, state, Seen(inputs, grads, rows, torch.zeros(()), grads_reduced=False)
+        )
     is_identity = [torch.equal(state["inputs"][g], torch.eye(5)) for g in range(3)]
     assert is_identity == [False, True, False]
     assert not any(torch.equal(state["outputs"][g], torch.eye(4)) for g in range(3))

@@ -151,14 +151,17 @@ class Capture:
             sums = torch.cat([sums, ones], dim=-1)
         bias = view.bias_gradient()
         if bias is not None and bias_shows_gradient:
-            return Seen(sums, bias.detach().to(sums.dtype), rows, grads_reduced=True)
+            grads = bias.detach().to(sums.dtype)
+            return Seen(sums, grads, rows, view.gradient_norm(), grads_reduced=True)
         if isinstance(view, AttentionInputView):
             return None
-        grads = [
-            call.view.gradient_sums(call.probe.grad.detach(), call.shape)  # type: ignore[union-attr]
-            for call in used
-        ]
-        return Seen(sums, sum_tensors(grads), rows, grads_reduced=False)
+        grads = sum_tensors(
+            [
+                call.view.gradient_sums(call.probe.grad.detach(), call.shape)  # type: ignore[union-attr]
+                for call in used
+            ]
+        )
+        return Seen(sums, grads, rows, view.gradient_norm(), grads_reduced=False)
 
     def discard_cleared(self, view: View) -> None:
         """Forget calls whose gradient was cleared without `zero_grad` of the optimizer.

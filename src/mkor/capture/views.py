@@ -81,6 +81,15 @@ class View(ABC):
             None if grad is None else grad[slice(*self.bias_rows)].reshape(self.shape.stack, 1, -1)
         )
 
+    def gradient_norm(self) -> Tensor:
+        """Frobenius norm of each matrix of the weight's gradient, [G]; zero where there is none."""
+        grad = self.weight.grad
+        if grad is None or grad.layout != torch.strided:
+            return self.weight.new_zeros(self.shape.stack, dtype=wide(self.weight.dtype))
+        dtype = wide(grad.dtype)
+        norm: Tensor = torch.linalg.vector_norm(self.fold(grad), dim=(-2, -1), dtype=dtype)
+        return norm
+
     def matrix(self) -> Tensor:
         """The gradient as a new stack [G, o, i] in float32 or wider; absent parts are zero."""
         weight = self.weight

@@ -77,12 +77,14 @@ def largest(inverse: Tensor) -> Tensor:
 
 
 def stabiliser(inverse: Tensor, limit: float, blend: float) -> Tensor:
-    """Weight of J in J ← ζJ + (1-ζ)I, [G]: ζ where ‖J‖ > ε or ‖J‖ < 1/ε, else 1.
+    """Weight w of J in J ← wJ + (1-w)I, [G]: ζ where ‖J‖ > ε or ‖J‖ < 1/ε, else 1.
 
-    Algorithm 1, lines 5-6, extended to an inverse that vanishes.
+    Algorithm 1, lines 5-6, with two additions: an inverse that vanishes is caught too, and w is at
+    most ε/‖J‖. A fixed ζ ≥ γ could not hold the norm, since an update may grow J by 1/γ.
     """
     norm = largest(inverse)
-    return torch.ones_like(norm).masked_fill((norm > limit) | (norm < 1 / limit), blend)
+    weight = (limit / norm).clamp(max=blend)
+    return torch.where((norm > limit) | (norm < 1 / limit), weight, 1.0)
 
 
 def exact(inverse: Tensor, vectors: Tensor, decay: float, limit: float, blend: float) -> Change:

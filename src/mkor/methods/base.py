@@ -59,12 +59,14 @@ class Seen:
         grads: Sums over rows of the output gradients, [G, q, o]; q is r, or 1 where only the
             bias gradient is visible.
         rows: Number of rows behind each of the r input sums, [r].
+        gradient: Frobenius norm of each matrix of the weight's gradient, [G] or a scalar.
         grads_reduced: Whether `grads` is already averaged over workers (a bias gradient is).
     """
 
     inputs: Tensor  # [G, r, i]
     grads: Tensor  # [G, q, o]
     rows: Tensor  # [r]
+    gradient: Tensor  # [G]
     grads_reduced: bool
 
 

@@ -69,11 +69,14 @@ class MKORMethod(Method):
         shared = yield Exchange(sum={"inputs": seen.inputs, "rows": seen.rows}, mean=own)
         rows = shared["rows"]
         grads = shared.get("grads", seen.grads)
+        inputs = input_vectors(shared["inputs"], rows)  # [G, i, r]
+        outputs = gradient_vectors(grads, rows)  # [G, o, q]
         present = rows.sum() > 0
         if "inputs" in state:
-            self._absorb(state, "inputs", input_vectors(shared["inputs"], rows), present)
+            self._absorb(state, "inputs", inputs, present)
         if "outputs" in state:
-            self._absorb(state, "outputs", gradient_vectors(grads, rows), present)
+            told = informative(inputs, outputs, seen.gradient)  # [G]
+            self._absorb(state, "outputs", outputs, present & told)
         return state
 
     def precondition(self, state: State, grad: Tensor) -> Tensor:
@@ -102,6 +105,9 @@ class MKORMethod(Method):
         state["resets"] += change.reset.sum()
         state["blends"] += change.blended.sum()
 
+
+NOISE = 1e-4
+"""Size of the mean gradient's part of a weight gradient below which it is rounding noise."""
 
 COUNTERS = ("skipped", "resets", "blends")
 """Statistics left out as not finite, factors reset to the identity, stabiliser blends."""
@@ -143,3 +149,20 @@ def gradient_vectors(sums: Tensor, rows: Tensor) -> Tensor:
     weight = (rows.sum() / rows).sqrt()  # [r]
     weight = torch.where(rows > 0, weight, 0)
     return (sums * weight[:, None].to(sums.dtype)).mT
+
+
+def informative(inputs: Tensor, outputs: Tensor, gradient: Tensor) -> Tensor:
+    """Whether the output vectors say anything about the gradient, [G].
+
+    Their part of ∇W has the norm ‖g‖‖a‖. Before a batch normalisation, and for the keys of an
+    attention, the mean gradient is exactly zero in theory; what arrives is rounding noise a million
+    times smaller than the gradient, and normalising it would fill the factor with noise.
+
+    Args:
+        inputs: [G, i, r].
+        outputs: [G, o, q].
+        gradient: ‖∇W‖, [G] or a scalar.
+    """
+    norms = [torch.linalg.vector_norm(v, dim=(-2, -1)) for v in (inputs, outputs)]  # [G] each
+    told: Tensor = ~(norms[0] * norms[1] <= NOISE * gradient)  # true where not a number
+    return told
