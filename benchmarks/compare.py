@@ -1,4 +1,7 @@
-"""Compare two result files of the same benchmark: `python benchmarks/compare.py old.json new.json`."""
+"""Compare two result files of the same benchmark.
+
+python benchmarks/compare.py old.json new.json
+"""
 
 from __future__ import annotations
 
