@@ -15,11 +15,12 @@ UNUSED = {1: (0, 1), 3: (1,), 4: (0,)}  # workers that leave the branch out, by 
 
 
 class Net(nn.Module):
-    """Biased and bias-free layers, a grouped convolution, and a branch that may be left out."""
+    """Biased, bias-free, convolution, attention, and a branch that may be left out."""
 
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv1d(2, 4, 3, padding=1, groups=2, bias=False)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
         self.free = nn.Linear(4, 5, bias=False)
         self.branch = nn.Linear(5, 5)
         self.free_branch = nn.Linear(5, 5, bias=False)
@@ -27,6 +28,7 @@ class Net(nn.Module):
 
     def forward(self, rows, branch):
         tokens = self.conv(rows).relu().mT
+        tokens = self.attention(tokens, tokens, tokens, need_weights=False)[0]
         hidden = self.free(tokens).tanh()
         if branch:
             hidden = hidden + self.free_branch(self.branch(hidden).tanh())
