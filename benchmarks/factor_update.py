@@ -34,9 +34,9 @@ def measure(side: int, dtype: torch.dtype, rounds: int) -> dict[str, float]:
     usable = torch.ones(1, dtype=torch.bool)
 
     def update() -> None:
-        unit = dense.normalise(vector, 0.02)
-        change = dense.exact(factor, unit, 0.9, 2.0, 0.95)
-        dense.write_(factor, dense.guard(factor, change, usable))
+        seen = dense.prepare(vector, 0.02)
+        change = dense.exact(factor, seen, 0.9, 2.0, 0.95)
+        dense.write_(factor, dense.guard(factor, change, usable)[0])
 
     def plain() -> None:
         bare.addr_(flat, bare.mv(flat), alpha=-1e-3)

@@ -46,15 +46,6 @@ def test_apply_factor(stack, r, dtype):
         assert_near(out[g], expected, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("size", [1e-30, 1e-6, 1e6, 1e30])
-def test_apply_factor_keeps_the_range_of_the_vectors(size, dtype):
-    factor = symmetric(2, 4, dtype)
-    vectors = size * torch.randn(2, 4, 1)
-    expected = factor.double() @ vectors.double()
-    assert_near(apply_factor(factor, vectors), expected, dtype)
-
-
 def test_apply_factor_to_zero_vectors():
     out = apply_factor(symmetric(2, 3, torch.float16), torch.zeros(2, 3, 2))
     assert torch.equal(out, torch.zeros(2, 3, 2))

@@ -22,19 +22,15 @@ def apply_factor(factor: Tensor, vectors: Tensor) -> Tensor:
 
     Args:
         factor: Symmetric matrices, [G, d, d].
-        vectors: Columns, [G, d, r], float32 or float64.
+        vectors: Columns, [G, d, r], float32 or float64, with entries that the factor's dtype holds.
 
     Returns:
         The product [G, d, r] in the dtype of `vectors`.
     """
-    # Scaling to entries of at most 1 keeps float16 from overflowing on large raw statistics.
-    size = vectors.abs().amax(dim=(-2, -1), keepdim=True)  # [G, 1, 1]
-    scaled = (vectors / torch.where(size > 0, size, 1)).to(factor.dtype)  # [G, d, r]
+    ready = vectors.to(factor.dtype)  # [G, d, r]
     if factor.shape[0] == 1 and vectors.shape[-1] == 1:
-        product = torch.mv(factor[0], scaled[0, :, 0]).view_as(scaled)
-    else:
-        product = factor @ scaled
-    return product.to(vectors.dtype) * size
+        return torch.mv(factor[0], ready[0, :, 0]).view_as(ready).to(vectors.dtype)
+    return (factor @ ready).to(vectors.dtype)
 
 
 def add_low_rank_(matrix: Tensor, columns: Tensor, sign: float) -> Tensor:

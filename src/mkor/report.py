@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mkor.engine import Engine
+from mkor.methods.base import EVENTS
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,7 @@ def layer_infos(engine: Engine) -> list[LayerInfo]:
 def preconditioned(engine: Engine, name: str) -> LayerInfo:
     """The record of one layer; reads its counters, which synchronises with its device."""
     view, record = engine.layers[name].view, engine.records[name]
-    counters = ("skipped", "resets", "blends")
-    counts = {key: int(record.state[key]) for key in counters if key in record.state}
+    events = record.state["events"].tolist() if record.state else [0] * len(EVENTS)
     frozen = not view.weight.requires_grad
     sides = engine.method.sides(view.shape)
     one_sided = (
@@ -67,7 +67,7 @@ def preconditioned(engine: Engine, name: str) -> LayerInfo:
         engine.method.bytes(view.shape, view.weight.dtype),
         record.updates,
         record.last_update,
-        **counts,
+        **dict(zip(EVENTS, events, strict=True)),
     )
 
 

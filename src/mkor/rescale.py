@@ -28,7 +28,8 @@ def match_norm(update: Tensor, grad: Tensor) -> Tensor:
     size = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True)
     ratio = wanted / size
     sound = torch.isfinite(size) & torch.isfinite(ratio)  # an infinite size has the ratio 0
-    return torch.where(sound, update.mul_(ratio), grad)
+    chosen = torch.where(sound, update, grad, out=update)
+    return chosen.mul_(torch.where(sound, ratio, 1))
 
 
 def keep_finite(update: Tensor, grad: Tensor) -> Tensor:

@@ -1,21 +1,24 @@
 """The three update rules against dense float64 oracles."""
 
+from collections import namedtuple
+
 import pytest
 import torch
 
 import dense_oracles as oracle
 from mkor.factors import dense
 
+Absorbed = namedtuple("Absorbed", ["blended", "reset"])
 NEVER = 1e300  # a norm limit that no inverse here reaches
 
 
 def absorb(rule, inverse, vectors, decay=0.9, limit=NEVER, blend=0.95):
     """One guarded update in place, as a method does it; the change that was made."""
-    change = dense.RULES[rule](inverse, vectors, decay, limit, blend)
+    change = dense.RULES[rule](inverse, dense.prepare(vectors, None), decay, limit, blend)
     usable = torch.ones(len(inverse), dtype=torch.bool)
-    change = dense.guard(inverse, change, usable)
+    change, reset = dense.guard(inverse, change, usable)
     dense.write_(inverse, change)
-    return change
+    return Absorbed(change.blended, reset)
 
 
 def start(side, stack=1):

@@ -184,8 +184,7 @@ class ConvView(View):
         """Sums over samples of the mean patch, from [n, C, *S] or [C, *S]."""
         conv: Any = self.owner
         batch = inputs if self.batched(inputs) else inputs[None]
-        sums, counts = block_sums(batch.flatten(1), sizes(batch.shape[0], blocks))
-        image = sums.view(blocks, *batch.shape[1:])  # [r, C, *S]
+        image, counts = block_sums(batch, sizes(batch.shape[0], blocks))  # [r, C, *S]
         mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
         image = F.pad(image, conv._reversed_padding_repeated_twice, mode=mode)
         patch = patches(image, conv.kernel_size, conv.stride, conv.dilation, average=True)
@@ -258,9 +257,14 @@ def block_of_sample(samples: int, blocks: int, device: torch.device) -> Tensor:
 
 
 def block_sums(rows: Tensor, lengths: list[int]) -> tuple[Tensor, list[int]]:
-    """Sums of contiguous blocks of rows [N, d] → [r, d], accumulated in float32 or wider."""
+    """Sums of contiguous blocks of rows [N, …] → [r, …], accumulated in float32 or wider."""
     dtype = wide(rows.dtype)
     if len(lengths) == 1:
+        fast = rows.device.type == "cpu" and rows.dtype == torch.float32 and rows.is_contiguous()
+        if fast and rows.numel():
+            # Twice as fast as `sum` on the CPU, at the speed of memory.
+            flat = rows.new_ones(1, rows.shape[0]) @ rows.reshape(rows.shape[0], -1)
+            return flat.view(1, *rows.shape[1:]), lengths
         return rows.sum(dim=0, keepdim=True, dtype=dtype), lengths
     parts = [part.sum(dim=0, dtype=dtype) for part in rows.split(lengths)]
     return torch.stack(parts), lengths

@@ -15,11 +15,12 @@ of it synchronises with the host.
 | paper     | eq. 5/6 as printed: sign and powers of γ differ, it amplifies what it should damp |
 | reference | what the authors' released code computes: unit-weight update of ζJ + (1-ζ)I |
 
-Symbols: γ decay, ζ blend, ε limit. Shapes: G stack, d side, r vectors.
+Symbols: γ decay, ζ blend, ε limit, μ damping. Shapes: G stack, d side, r vectors.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +28,15 @@ import torch
 from torch import Tensor
 
 from mkor.linalg import add_low_rank_, apply_factor
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """An update's vectors in a range where no product of them overflows: VVᵀ = UUᵀ/floor."""
+
+    units: Tensor  # U, [G, d, r], entries of at most 1
+    floor: Tensor | float  # [G, 1, 1]
+    finite: Tensor  # [G], whether V was
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,6 @@ class Change:
     columns: Tensor  # W, [G, d, r]
     sign: float
     blended: Tensor  # [G], whether the stabiliser acted
-    reset: Tensor  # [G], whether the result is the identity
 
 
 def identity(stack: int, side: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -46,28 +55,25 @@ def identity(stack: int, side: int, dtype: torch.dtype, device: torch.device) ->
     return torch.eye(side, dtype=dtype, device=device).repeat(stack, 1, 1)
 
 
-def normalise(vectors: Tensor, damping: float) -> Tensor:
-    """Scale V so that tr(VVᵀ) = 1/damping: the identity then weighs `damping` times the trace.
+def prepare(vectors: Tensor, damping: float | None) -> Statistic:
+    """Put V into range; with a damping μ, scale it so that tr(VVᵀ) = 1/μ.
 
-    Makes an update blind to the scale of the loss, to its reduction and to loss scaling. Zero
-    vectors stay zero.
+    The identity then weighs μ times the trace, which makes an update blind to the scale of the
+    loss, to its reduction and to loss scaling. Zero vectors stay zero.
 
     Args:
-        vectors: [G, d, r].
-        damping: μ, the identity's weight relative to the trace.
+        vectors: V, [G, d, r].
+        damping: μ, or None to take V as it is.
     """
-    unit, _ = unit_size(vectors)
-    length = torch.linalg.vector_norm(unit, dim=(-2, -1), keepdim=True)
-    scaled: Tensor = unit / (damping**0.5 * torch.where(length > 0, length, 1))
-    return scaled
-
-
-def unit_size(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """V/s with entries of at most 1, and 1/s² [G, 1, 1]: squares of large raw vectors overflow."""
-    size = vectors.abs().amax(dim=(-2, -1), keepdim=True)  # [G, 1, 1]
-    size = torch.where(size > 0, size, 1)
-    least = torch.finfo(size.dtype).tiny
-    return vectors / size, size.reciprocal().square().clamp_min(least)
+    least = torch.finfo(vectors.dtype).tiny
+    size = torch.linalg.vector_norm(vectors, ord=math.inf, dim=(-2, -1), keepdim=True)  # [G, 1, 1]
+    units = vectors / size.clamp_min(least)
+    finite = torch.isfinite(size[:, 0, 0])
+    if damping is None:
+        zero_safe = torch.where(size > 0, size, 1)
+        return Statistic(units, zero_safe.reciprocal().square().clamp_min(least), finite)
+    length = torch.linalg.vector_norm(units, dim=(-2, -1), keepdim=True)
+    return Statistic(units / length.clamp_min(1), damping, finite)
 
 
 def largest(inverse: Tensor) -> Tensor:
@@ -87,92 +93,77 @@ def stabiliser(inverse: Tensor, limit: float, blend: float) -> Tensor:
     return torch.where((norm > limit) | (norm < 1 / limit), weight, 1.0)
 
 
-def exact(inverse: Tensor, vectors: Tensor, decay: float, limit: float, blend: float) -> Change:
+def exact(inverse: Tensor, seen: Statistic, decay: float, limit: float, blend: float) -> Change:
     """Sherman-Morrison-Woodbury of L ← γL + (1-γ)VVᵀ on the stabilised Ĵ = wJ + (1-w)I.
 
     J⁺ = (1/γ)·[Ĵ - (1-γ)·ĴV(γI + (1-γ)VᵀĴV)⁻¹VᵀĴ].
 
     Args:
         inverse: J, [G, d, d].
-        vectors: V, [G, d, r].
+        seen: V.
         decay: γ.
         limit: ε, the norm beyond which (or below whose reciprocal) J is blended with I.
         blend: ζ, the weight of J in that blend.
     """
-    weight = stabiliser(inverse, limit, blend).to(vectors.dtype)  # [G]
-    vectors, floor = unit_size(vectors)
-    images = blended_images(inverse, vectors, weight)  # ĴV, [G, d, r]
-    columns = solve_gram(decay * floor, 1 - decay, vectors, images)
-    columns = columns * ((1 - decay) / decay) ** 0.5
-    return Change(weight / decay, (1 - weight) / decay, columns, -1.0, weight < 1, weight < 0)
+    weight = stabiliser(inverse, limit, blend).to(seen.units.dtype)  # [G]
+    images = blended_images(inverse, seen.units, weight)  # ĴU, [G, d, r]
+    floor = seen.floor * (decay / (1 - decay))
+    columns = solve_gram(floor, seen.units, images) * decay**-0.5
+    return Change(weight / decay, (1 - weight) / decay, columns, -1.0, weight < 1)
 
 
-def paper(inverse: Tensor, vectors: Tensor, decay: float, limit: float, blend: float) -> Change:
+def paper(inverse: Tensor, seen: Statistic, decay: float, limit: float, blend: float) -> Change:
     """Eq. 5/6 as printed on the stabilised Ĵ = wJ + (1-w)I, once per vector.
 
     J⁺ = γĴ + (1-γ)/(γ²(1 + γ(1-γ)vᵀĴv))·ĴvvᵀĴ. Not an inverse of eq. 3/4; kept for fidelity.
     """
-    weight = stabiliser(inverse, limit, blend).to(vectors.dtype)  # [G]
-    vectors, floor = unit_size(vectors)
-    images = blended_images(inverse, vectors, weight)  # [G, d, r]
+    units = seen.units
+    weight = stabiliser(inverse, limit, blend).to(units.dtype)  # [G]
+    images = blended_images(inverse, units, weight)  # [G, d, r]
     columns: list[Tensor] = []
-    for j in range(vectors.shape[-1]):
-        image = images[..., j : j + 1]  # Ĵv, [G, d, 1]
-        along = (vectors[..., j : j + 1] * image).sum(dim=-2, keepdim=True)  # vᵀĴv, [G, 1, 1]
-        gain = (1 - decay) / (decay**2 * (floor + decay * (1 - decay) * along))
+    for j in range(units.shape[-1]):
+        image = images[..., j : j + 1]  # Ĵu, [G, d, 1]
+        along = (units[..., j : j + 1] * image).sum(dim=-2, keepdim=True)  # uᵀĴu, [G, 1, 1]
+        gain = (1 - decay) / (decay**2 * (seen.floor + decay * (1 - decay) * along))
         columns = [column * decay**0.5 for column in columns] + [image * gain.sqrt()]
-        images = decay * images + gain * image * (image.mT @ vectors)
-    shrink = decay ** vectors.shape[-1]
+        images = decay * images + gain * image * (image.mT @ units)
+    shrink = decay ** units.shape[-1]
     keep, shift = weight * shrink, (1 - weight) * shrink
-    return Change(keep, shift, torch.cat(columns, dim=-1), 1.0, weight < 1, weight < 0)
+    return Change(keep, shift, torch.cat(columns, dim=-1), 1.0, weight < 1)
 
 
-def reference(inverse: Tensor, vectors: Tensor, decay: float, limit: float, blend: float) -> Change:
+def reference(inverse: Tensor, seen: Statistic, decay: float, limit: float, blend: float) -> Change:
     """What the released code computes: B = ζJ + (1-ζ)I, J⁺ = B - BV(I + VᵀBV)⁻¹VᵀB.
 
-    `decay` plays no part in it, as in that code. Where ‖J‖ > ε the factor becomes I and the
-    statistic is dropped.
+    `decay` plays no part in it, as in that code. Where ‖J‖ > ε the result is made unsound, so that
+    the guard resets the factor to I and the statistic is dropped.
     """
     del decay
-    weight = torch.full_like(inverse[:, 0, 0], blend, dtype=vectors.dtype)  # [G]
-    vectors, floor = unit_size(vectors)
-    images = blended_images(inverse, vectors, weight)
-    columns = solve_gram(floor, 1.0, vectors, images)
-    change = Change(weight, 1 - weight, columns, -1.0, weight < 0, weight < 0)
-    return restart(change, largest(inverse) > limit)
+    weight = torch.full_like(inverse[:, 0, 0], blend, dtype=seen.units.dtype)  # [G]
+    images = blended_images(inverse, seen.units, weight)
+    columns = solve_gram(seen.floor, seen.units, images)
+    over = (largest(inverse) > limit)[:, None, None]
+    columns = columns.masked_fill(over, torch.nan)
+    return Change(weight, 1 - weight, columns, -1.0, weight > 1)
 
 
-def restart(change: Change, where: Tensor) -> Change:
-    """Make the result of a change the identity where told, [G]."""
-    return Change(
-        change.keep.masked_fill(where, 0),
-        change.shift.masked_fill(where, 1),
-        change.columns.masked_fill(where[:, None, None], 0),
-        change.sign,
-        change.blended & ~where,
-        change.reset | where,
-    )
+def blended_images(inverse: Tensor, units: Tensor, weight: Tensor) -> Tensor:
+    """(wJ + (1-w)I)U without forming the matrix, [G, d, r]."""
+    return torch.lerp(units, apply_factor(inverse, units), weight[:, None, None])
 
 
-def blended_images(inverse: Tensor, vectors: Tensor, weight: Tensor) -> Tensor:
-    """(wJ + (1-w)I)V without forming the matrix, [G, d, r]."""
-    share = weight[:, None, None]
-    return share * apply_factor(inverse, vectors) + (1 - share) * vectors
-
-
-def solve_gram(floor: Tensor, scale: float, vectors: Tensor, images: Tensor) -> Tensor:
-    """W with WWᵀ = U(floor·I + scale·VᵀU)⁻¹Uᵀ for U = ĴV; not finite where that isn't positive.
-
-    `floor` is [G, 1, 1].
-    """
-    gram = scale * (vectors.mT @ images)  # [G, r, r]
-    gram.diagonal(dim1=-2, dim2=-1).add_(floor[..., 0])
+def solve_gram(floor: Tensor | float, units: Tensor, images: Tensor) -> Tensor:
+    """W with WWᵀ = P(floor·I + UᵀP)⁻¹Pᵀ for P = ĴU; not finite where that isn't positive."""
+    gram = units.mT @ images  # [G, r, r]
+    if gram.shape[-1] == 1:
+        return images * (gram + floor).rsqrt()
+    gram.diagonal(dim1=-2, dim2=-1).add_(floor if isinstance(floor, float) else floor[..., 0])
     root, info = torch.linalg.cholesky_ex(gram)
     columns: Tensor = torch.linalg.solve_triangular(root, images.mT, upper=False).mT  # [G, d, r]
     return columns.masked_fill((info != 0)[:, None, None], torch.nan)
 
 
-def guard(inverse: Tensor, change: Change, usable: Tensor) -> Change:
+def guard(inverse: Tensor, change: Change, usable: Tensor) -> tuple[Change, Tensor]:
     """Replace what would damage J: nothing changes where not `usable`, else I where J⁺ is unsound.
 
     J⁺ is unsound where it isn't finite, leaves the dtype's range or has a diagonal entry that
@@ -181,22 +172,25 @@ def guard(inverse: Tensor, change: Change, usable: Tensor) -> Change:
     Args:
         inverse: J, [G, d, d].
         change: The update that a rule proposes.
-        usable: Whether the statistic is finite and present, [G].
+        usable: Where the statistic may change the factor, [G].
+
+    Returns:
+        The update to write, and where it resets the factor to I, [G].
     """
     old = inverse.diagonal(dim1=-2, dim2=-1).to(change.columns.dtype)  # [G, d]
-    new = change.keep[:, None] * old + change.shift[:, None]
-    new = new + change.sign * change.columns.square().sum(dim=-1)
-    ceiling = torch.finfo(inverse.dtype).max ** 0.5
-    sound = ((new > 0) & (new < ceiling)).all(dim=-1)  # False for a value that is not a number
-    usual = Change(
-        torch.where(usable, change.keep, 1),
-        torch.where(usable, change.shift, 0),
-        change.columns.masked_fill(~usable[:, None, None], 0),
+    new = torch.addcmul(change.shift[:, None], old, change.keep[:, None])
+    new = new.add_(change.columns.square().sum(dim=-1), alpha=change.sign)
+    least, most = new.aminmax(dim=-1)  # not a number where any entry isn't
+    sound = (least > 0) & (most < torch.finfo(inverse.dtype).max ** 0.5)  # [G]
+    written, reset = usable & sound, usable & ~sound
+    guarded = Change(
+        torch.where(written, change.keep, (~reset).to(new.dtype)),
+        torch.where(written, change.shift, reset.to(new.dtype)),
+        change.columns.masked_fill(~written[:, None, None], 0),
         change.sign,
-        change.blended & usable,
-        change.reset & usable,
+        change.blended & written,
     )
-    return restart(usual, usable & ~sound)
+    return guarded, reset
 
 
 def write_(inverse: Tensor, change: Change) -> None:

@@ -29,6 +29,10 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 
+EVENTS = ("skipped", "resets", "blends")
+"""What `state["events"]` counts: statistics left out as not finite, factors reset to the identity,
+times the stabiliser acted."""
+
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype to compute in: float64 stays, everything narrower becomes float32."""

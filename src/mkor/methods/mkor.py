@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mkor.factors import dense
 from mkor.linalg import sandwich
-from mkor.methods.base import Exchange, LayerShape, Method, Seen, State, Update, wide
+from mkor.methods.base import EVENTS, Exchange, LayerShape, Method, Seen, State, Update, wide
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class MKORMethod(Method):
     def init(self, shape: LayerShape, where: torch.device, parameters: torch.dtype) -> State:
         """Identity factors, as in the paper, and the counters of what went wrong."""
         dtype = self.dtype(parameters)
-        state = {key: torch.zeros((), dtype=torch.int64, device=where) for key in COUNTERS}
+        state = {"events": torch.zeros(len(EVENTS), dtype=torch.int64, device=where)}
         for side, length in self._factors(shape).items():
             state[side] = dense.identity(shape.stack, length, dtype, where)
         return state
@@ -61,7 +61,7 @@ class MKORMethod(Method):
         """Bytes of the factors: the squares of the sides that have one."""
         size = self.dtype(parameters).itemsize
         squares = sum(length**2 for length in self._factors(shape).values())
-        return size * shape.stack * squares + 8 * len(COUNTERS)
+        return size * shape.stack * squares + 8 * len(EVENTS)
 
     def update(self, state: State, seen: Seen) -> Update:
         """Algorithm 1, lines 2-8: average the vectors over workers, fold them into the inverses."""
@@ -90,27 +90,18 @@ class MKORMethod(Method):
 
     def _absorb(self, state: State, side: str, vectors: Tensor, present: Tensor) -> None:
         inverse = state[side]  # [G, d, d]
-        vectors = vectors.to(wide(inverse.dtype))  # [G, d, r]
-        finite = torch.isfinite(vectors).flatten(1).all(dim=-1)  # [G]
-        usable = finite & present
-        if self.damping is not None:
-            vectors = dense.normalise(vectors, self.damping)
+        seen = dense.prepare(vectors.to(wide(inverse.dtype)), self.damping)
         rule = dense.RULES[self.rule]
-        change = rule(inverse, vectors, self.decay, self.norm_limit, self.blend)
-        change = dense.guard(inverse, change, usable)
-        if self.on_nonfinite == "reset":
-            change = dense.restart(change, ~finite)
+        change = rule(inverse, seen, self.decay, self.norm_limit, self.blend)
+        # A statistic that isn't finite makes an unsound update, which the guard turns into a reset.
+        usable = present if self.on_nonfinite == "reset" else present & seen.finite  # [G]
+        change, reset = dense.guard(inverse, change, usable)
         dense.write_(inverse, change)
-        state["skipped"] += (~finite).sum()
-        state["resets"] += change.reset.sum()
-        state["blends"] += change.blended.sum()
+        state["events"] += torch.stack([~seen.finite, reset, change.blended]).sum(dim=-1)
 
 
 NOISE = 1e-4
 """Size of the mean gradient's part of a weight gradient below which it is rounding noise."""
-
-COUNTERS = ("skipped", "resets", "blends")
-"""Statistics left out as not finite, factors reset to the identity, stabiliser blends."""
 
 
 def input_vectors(sums: Tensor, rows: Tensor) -> Tensor:
