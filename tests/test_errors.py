@@ -49,7 +49,10 @@ OPTIONS = {
         (torch.int8, "state_dtype=torch.int8 is unknown: choose from None, torch.float32"),
         ("float32", "state_dtype='float32' is unknown"),
     ],
-    "wire_dtype": [(torch.complex64, "wire_dtype=torch.complex64 is unknown")],
+    "wire_dtype": [
+        (torch.complex64, "wire_dtype=torch.complex64 is unknown"),
+        (torch.float16, "wire_dtype=torch.float16 is unknown: choose from None, torch.float32"),
+    ],
     "on_nonfinite": [
         ("skp", "on_nonfinite='skp' is unknown: choose from 'skip', 'reset', 'raise'")
     ],

@@ -1,6 +1,7 @@
 """The public face: any base, groups, steps, `precondition`, records, torch's hooks."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -268,3 +269,12 @@ def test_step_and_state_hooks_of_torch_run():
     assert state["extra"] == 1
     optimizer.load_state_dict(state)
     assert calls == ["before", "after", "save", "loaded"]
+
+
+def test_a_skip_pattern_may_name_a_projection_of_attention():
+    model = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2)})
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = mkor.MKOR(model, base, skip=["attention.in_proj"])
+    assert [i.name for i in optimizer.layers() if i.preconditioned] == ["attention.out_proj"]

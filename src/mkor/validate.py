@@ -15,6 +15,10 @@ from torch.optim import Optimizer
 from mkor.distributed.comm import is_sharded
 
 DTYPES = (None, torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""Dtypes of factors."""
+
+WIRE_DTYPES = (None, torch.float32, torch.float64, torch.bfloat16)
+"""Dtypes of statistics on the wire; sums over more than 65,504 rows overflow in float16."""
 
 
 def require(name: str, value: object, good: bool, rule: str) -> None:
@@ -53,7 +57,7 @@ def common_options(options: dict[str, Any]) -> None:
     require("warmup_steps", warmup, is_count(warmup, 0), "an integer of at least 0")
     one_of("rescale", options["rescale"], ("gradient", None))
     one_of("on_nonfinite", options["on_nonfinite"], ("skip", "reset", "raise"))
-    one_of("wire_dtype", options["wire_dtype"], DTYPES)
+    one_of("wire_dtype", options["wire_dtype"], WIRE_DTYPES)
     skip = options["skip"]
     several = isinstance(skip, Collection) and not isinstance(skip, (str, bytes))
     require("skip", skip, several, "a sequence of regular expressions")

@@ -92,7 +92,8 @@ def find_layers(
         else:
             shape = tuple(view.weight.shape)
             left.append(LeftOut(view.name, view.kind, shape, reason))
-    warn_unmatched(patterns, [clean_name(name) for name, _ in model.named_modules()])
+    names = [clean_name(name) for name, _ in model.named_modules()]
+    warn_unmatched(patterns, names + [view.name for views in found.values() for view in views])
     return layers, left
 
 
@@ -219,7 +220,7 @@ def matches(patterns: list[str], name: str) -> bool:
 
 
 def warn_unmatched(patterns: list[str], names: list[str]) -> None:
-    """Warn of skip patterns that match no module."""
+    """Warn of skip patterns that match no module and no layer."""
     for pattern in patterns:
         if not any(re.search(pattern, name) for name in names):
             warnings.warn(
