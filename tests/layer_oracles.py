@@ -19,13 +19,13 @@ class Observed:
         everything = {id(parameter) for parameter in module.parameters()}
         self.layers, self.left = find_layers(module, everything, (), lambda shape: None)
         self.capture = Capture(blocks)
-        self.capture.watch(view for layer in self.layers.values() for view in layer.calls)
+        self.capture.watch(self.layers)
         self.capture.armed = True
 
     def seen(self, name=None):
         """What a layer showed (the only one, without a name)."""
         layer = self.layers[name] if name is not None else next(iter(self.layers.values()))
-        return self.capture.collect(layer.view, layer.bias_shows_gradient)
+        return self.capture.collect(layer)
 
     def view(self, name=None):
         layer = self.layers[name] if name is not None else next(iter(self.layers.values()))

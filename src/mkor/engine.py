@@ -81,7 +81,7 @@ class Engine:
             name: self.records[name] if known.get(name) == layer.view.shape else Record()
             for name, layer in self.layers.items()
         }
-        self.capture.watch(view for layer in self.layers.values() for view in layer.calls)
+        self.capture.watch(self.layers)
         self.capture.armed = self.schedule.due(self.index)
 
     def accept(self, shape: LayerShape) -> str | None:
@@ -127,7 +127,7 @@ class Engine:
         for name, layer in self.layers.items():
             if not layer.view.weight.requires_grad:
                 continue
-            what = self.seen_by(layer)
+            what = self.capture.collect(layer)
             if what is None and together:
                 what = nothing_seen(layer, self.method.vectors)
             if what is not None:
@@ -136,10 +136,6 @@ class Engine:
                 silent.append(name)
         self.warn_silent(silent)
         return seen
-
-    def seen_by(self, layer: Layer) -> Seen | None:
-        """What one layer showed in the calls that were back-propagated."""
-        return self.capture.collect(layer.view, layer.bias_shows_gradient)
 
     def state(self, name: str) -> State:
         """The layer's state: made at the first use, following its weight's device and dtype."""

@@ -176,7 +176,7 @@ class Preconditioner(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients and the statistics that belong to them."""
-        self._engine.capture.discard_used()
+        self._engine.capture.clear()
         self._preconditioned = False
         self.base.zero_grad(set_to_none)
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from layer_oracles import Observed
-from mkor.capture.views import block_of_sample, sizes
+from mkor.capture.views import sizes
 
 
 def transformers_conv1d():
@@ -131,5 +131,3 @@ def test_blocks_of_samples(samples, blocks):
     lengths = sizes(samples, blocks)
     assert len(lengths) == blocks and sum(lengths) == samples
     assert max(lengths) - min(lengths) <= 1
-    numbers = block_of_sample(samples, blocks, torch.device("cpu")).tolist()
-    assert numbers == [j for j, length in enumerate(lengths) for _ in range(length)]

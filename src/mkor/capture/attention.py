@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mkor.capture.views import LinearView, View, block_sums, sizes
+from mkor.capture.views import LinearView, Sums, View, block_sums, sizes
 from mkor.methods.base import LayerShape
 
 _OPERAND = {torch.ops.aten.addmm.default: 1, torch.ops.aten.mm.default: 0}
@@ -60,11 +60,15 @@ class AttentionInputView(View):
         """[3·E, E] as [3, E, E]."""
         return weight.reshape(self.shape.stack, self.shape.outputs, -1)
 
-    def input_sums(self, inputs: Tensor, blocks: int) -> tuple[Tensor, list[int]]:
+    def input_sums(self, inputs: Tensor, blocks: int) -> Sums:
         """Not used: an attention call has three inputs, see `call_sums`."""
         raise NotImplementedError
 
-    def call_sums(self, arguments: tuple[Tensor, ...], blocks: int) -> tuple[Tensor, list[int]]:
+    def output_sums(self, grad: Tensor, inputs: torch.Size, blocks: int) -> Tensor:
+        """Not used: the projection's own output is inside the attention."""
+        raise NotImplementedError
+
+    def call_sums(self, arguments: tuple[Tensor, ...], blocks: int) -> Sums:
         """Block sums of query, key and value rows, [G, r, i], and the rows of the first.
 
         The others are scaled to its number of rows, so that each keeps its own mean.
@@ -73,7 +77,8 @@ class AttentionInputView(View):
         counts: list[int] = []
         for source in self.sources:
             rows = arguments[source].flatten(0, -2)
-            part, own = block_sums(rows, sizes(rows.shape[0], blocks))
+            own = sizes(rows.shape[0], blocks)
+            part = block_sums(rows, own)
             counts = counts or own
             if own != counts:
                 scales = [count / max(there, 1) for count, there in zip(counts, own, strict=True)]

@@ -37,7 +37,9 @@ class Layer:
     @property
     def bias_shows_gradient(self) -> bool:
         """Whether `bias.grad` is the sum of row gradients; not for a weight with several users."""
-        return self.view.bias_shows_gradient and len(self.calls) == 1
+        bias = self.view.bias
+        trains = bias is not None and bias.requires_grad
+        return trains and self.view.bias_shows_gradient and len(self.calls) == 1
 
 
 @dataclass(frozen=True)

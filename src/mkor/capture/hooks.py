@@ -1,10 +1,11 @@
-"""Forward passes → per-layer statistics.
+"""Forward and backward passes → per-layer statistics.
 
-A hook on each observed module folds a call's input into block sums and adds a probe to its output
-(see `views`). A call counts once its probe has a gradient, which ties the input side to the
-backward pass that used it: a forward pass that is discarded, recomputed by checkpointing, run for
-input gradients only, or run without gradients leaves nothing. Hooks are idle except in steps that
-update the factors.
+A hook on each observed module sums a call's input rows (see `views`) and passes the output through
+an identity whose backward leaves the statistics in the gradients of two small leaves a layer: the
+input sums as they are, the output gradient summed in the same blocks. Autograd itself then decides
+what counts: a forward pass that is discarded, recomputed by checkpointing, run for input gradients
+only, or run without gradients leaves nothing; calls and micro-batches add up; and compiled graphs
+hold the identity as any other operation. Hooks are idle except in steps that update the factors.
 
 Hooks hold no strong reference to the optimizer, and their copies and pickles are inert.
 """
@@ -17,28 +18,68 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mkor.capture.attention import AttentionInputView, LastProduct, output_order
-from mkor.capture.views import View, attach
-from mkor.methods.base import Seen
+from mkor.capture.discover import Layer
+from mkor.capture.views import Sums, View
+from mkor.methods.base import Seen, wide
 
 
 @dataclass
-class Call:
-    """One call of a module that may take part in the next update."""
+class Leaves:
+    """Zero tensors that require grad; their gradients are the statistics of a layer.
 
-    view: View
-    sums: Tensor  # [G, r, i]
-    counts: list[int]
-    probe: Tensor  # [r, …]
-    shape: tuple[int, ...]  # of the input
+    Attributes:
+        inputs: Sums of input rows, with the number of rows as last column, [G, r, i + 1].
+        outputs: Sums of row gradients, [G, r, o].
+    """
 
-    @property
-    def used(self) -> bool:
-        """Whether a backward pass reached the layer's parameters through this call."""
-        return self.probe.grad is not None
+    inputs: Tensor
+    outputs: Tensor
+
+    def clear(self) -> None:
+        """Forget the statistics."""
+        self.inputs.grad = self.outputs.grad = None
+
+
+class Observe(torch.autograd.Function):
+    """The identity on a layer's output, which leaves statistics in the leaves' gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        output: Tensor,
+        view: View,
+        shape: torch.Size,
+        outputs: Tensor | None,
+        *leaves_and_sums: Tensor,
+    ) -> Tensor:
+        """Keep the input sums, [G, r, i + 1] each, for the backward pass.
+
+        Args:
+            ctx: Autograd's context.
+            output: The layer's output.
+            view: Sums the output gradient.
+            shape: Shape of the call's input.
+            outputs: Leaf for the summed output gradient, None where `bias.grad` is used.
+            leaves_and_sums: Leaves for the input sums, then the sums, one each a view.
+        """
+        ctx.view, ctx.shape = view, shape
+        ctx.blocks = None if outputs is None else outputs.shape[1]
+        ctx.views = len(leaves_and_sums) // 2
+        ctx.save_for_backward(*leaves_and_sums[ctx.views :])
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Pass the gradient on; give the sums to the leaves."""
+        outputs = None
+        if ctx.blocks is not None:
+            outputs = ctx.view.output_sums(grad, ctx.shape, ctx.blocks)
+        return (grad, None, None, outputs, *ctx.saved_tensors, *[None] * ctx.views)
 
 
 class ModuleHook:
@@ -68,7 +109,7 @@ class ModuleHook:
             self.spy.start()
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Observe a call; returns the output with the probe added."""
+        """Observe a call; returns the output to go on with."""
         spy, self.spy = self.spy, None
         operand = None if spy is None else spy.stop()
         capture = self.listening()
@@ -85,21 +126,25 @@ class ModuleHook:
 
 
 class Capture:
-    """Hooks on the modules of a set of views, and what they saw since the last step."""
+    """Hooks on the modules of a set of layers, and what they saw since the last step."""
 
     def __init__(self, blocks: int) -> None:
         """Keep `blocks` row blocks (the method's r) of each statistic."""
         self.blocks = blocks
         self.armed = False
-        self.calls: dict[str, list[Call]] = {}
+        self.layers: dict[str, Layer] = {}
+        self.leaves: dict[str, Leaves] = {}
         self.handles: list[RemovableHandle] = []
 
-    def watch(self, views: Iterable[View]) -> None:
-        """Install hooks for the views, in place of those installed before."""
+    def watch(self, layers: dict[str, Layer]) -> None:
+        """Install hooks for the layers, in place of those installed before."""
         self.remove()
+        self.layers = layers
+        self.leaves = {name: self.make_leaves(layer.view) for name, layer in layers.items()}
         by_module: dict[nn.Module, list[View]] = {}
-        for view in views:
-            by_module.setdefault(view.hooked, []).append(view)
+        for layer in layers.values():
+            for view in layer.calls:
+                by_module.setdefault(view.hooked, []).append(view)
         for module, own in by_module.items():
             hook = ModuleHook(self, own)
             attention = isinstance(module, nn.MultiheadAttention)
@@ -116,83 +161,100 @@ class Capture:
         self.handles.clear()
         self.clear()
 
+    def make_leaves(self, view: View) -> Leaves:
+        """Leaves beside the layer's weight."""
+        shape, weight = view.shape, view.weight
+        inputs = shape.inputs + (not view.has_bias_column)
+        made = [
+            torch.zeros(shape.stack, self.blocks, side, dtype=wide(weight.dtype))
+            .to(weight.device)
+            .requires_grad_()
+            for side in (inputs, shape.outputs)
+        ]
+        return Leaves(*made)
+
+    def leaves_of(self, view: View) -> Leaves:
+        """The layer's leaves, made anew where the weight has moved or changed its dtype.
+
+        Statistics of gradients that were cleared without `zero_grad` of the optimizer are
+        forgotten, but not in a recomputation, where those gradients may still be on their way.
+        """
+        leaves, weight = self.leaves[view.name], view.weight
+        inputs = leaves.inputs
+        if inputs.device != weight.device or inputs.dtype != wide(weight.dtype):
+            leaves = self.leaves[view.name] = self.make_leaves(view)
+        cleared = not torch.compiler.is_compiling() and weight.grad is None
+        if cleared and torch._C._current_graph_task_id() == -1:
+            leaves.clear()
+        return leaves
+
     def observe(
         self, views: list[View], inputs: tuple[Tensor, ...], output: Any, operand: Tensor | None
     ) -> Any:
-        """Record a call for each trainable view; returns the output with a probe added."""
+        """Observe a call for each trainable view; returns the output to go on with."""
         tensor: Tensor = output[0] if isinstance(output, tuple) else output
         active = [view for view in views if view.weight.requires_grad]
         if not active or not tensor.requires_grad:
             return None
         if operand is not None:
             operand = output_order(operand.detach(), tensor, active[-1].hooked)
-        probe = active[-1].probe(tensor, self.blocks)
+        leaves: list[Tensor] = []
+        sums: list[Tensor] = []
         for view in active:
-            self.discard_cleared(view)
+            leaf = self.leaves_of(view).inputs
             seen = call_sums(view, inputs, operand, self.blocks)
             if seen is not None:
-                call = Call(view, *seen, probe, tuple(inputs[0].shape))
-                self.calls.setdefault(view.name, []).append(call)
+                leaves.append(leaf)
+                sums.append(with_counts(*seen).to(leaf.dtype))
+        outputs = self.output_leaf(active[-1])
         with torch.enable_grad():
-            probed = attach(tensor, probe, batched=active[-1].batched(inputs[0]))
-        return (probed, *output[1:]) if isinstance(output, tuple) else probed
+            seen_output: Tensor = Observe.apply(  # type: ignore[no-untyped-call]
+                tensor, active[-1], inputs[0].shape, outputs, *leaves, *sums
+            )
+        return (seen_output, *output[1:]) if isinstance(output, tuple) else seen_output
 
-    def collect(self, view: View, bias_shows_gradient: bool) -> Seen | None:
+    def output_leaf(self, view: View) -> Tensor | None:
+        """Where the output gradient is to be summed; None where a bias shows it, or nothing."""
+        if self.layers[view.name].bias_shows_gradient or isinstance(view, AttentionInputView):
+            return None
+        return self.leaves[view.name].outputs
+
+    def collect(self, layer: Layer) -> Seen | None:
         """What the layer showed in the calls that were back-propagated, or None."""
-        used = [call for call in self.calls.get(view.name, ()) if call.used]
-        if not used:
+        view, leaves = layer.view, self.leaves[layer.view.name]
+        if leaves.inputs.grad is None:
             return None
-        counts = [sum(counts) for counts in zip(*(call.counts for call in used), strict=True)]
-        sums = sum_tensors([call.sums for call in used])  # [G, r, i]
-        # Filled on the device: a copy from the host would wait for it.
-        rows = torch.stack([sums.new_full((), count) for count in counts])  # [r]
-        if view.column and view.bias_name:
-            ones = rows[None, :, None].expand(sums.shape[0], -1, 1)
-            sums = torch.cat([sums, ones], dim=-1)
+        inputs = leaves.inputs.grad.detach()  # [G, r, i + 1]
+        rows = inputs[0, :, -1]  # [r]
+        inputs = inputs if view.has_bias_column else inputs[..., :-1]
         bias = view.bias_gradient()
-        if bias is not None and bias_shows_gradient:
-            grads = bias.detach().to(sums.dtype)
-            return Seen(sums, grads, rows, view.gradient_norm(), grads_reduced=True)
-        if isinstance(view, AttentionInputView):
+        if bias is not None and layer.bias_shows_gradient:
+            grads = bias.detach().to(inputs.dtype)
+            return Seen(inputs, grads, rows, view.gradient_norm(), grads_reduced=True)
+        if leaves.outputs.grad is None:
             return None
-        grads = sum_tensors(
-            [
-                call.view.gradient_sums(call.probe.grad.detach(), call.shape)  # type: ignore[union-attr]
-                for call in used
-            ]
-        )
-        return Seen(sums, grads, rows, view.gradient_norm(), grads_reduced=False)
-
-    def discard_cleared(self, view: View) -> None:
-        """Forget calls whose gradient was cleared without `zero_grad` of the optimizer.
-
-        Not in a recomputation, where the gradient of other calls may still be on its way.
-        """
-        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
-            return
-        if view.weight.grad is None and view.name in self.calls:
-            self.calls[view.name] = [call for call in self.calls[view.name] if not call.used]
-
-    def discard_used(self) -> None:
-        """Forget the calls that were back-propagated: their gradients are being cleared."""
-        used = {id(call.probe) for calls in self.calls.values() for call in calls if call.used}
-        for name, calls in self.calls.items():
-            self.calls[name] = [call for call in calls if id(call.probe) not in used]
-            for call in calls:
-                if id(call.probe) in used:
-                    call.probe.grad = None
+        grads = leaves.outputs.grad.detach()  # [G, r, o]
+        return Seen(inputs, grads, rows, view.gradient_norm(), grads_reduced=False)
 
     def clear(self) -> None:
-        """Forget every call."""
-        for calls in self.calls.values():
-            for call in calls:
-                call.probe.grad = None
-        self.calls.clear()
+        """Forget every statistic."""
+        for leaves in self.leaves.values():
+            leaves.clear()
+
+
+def with_counts(sums: Tensor, counts: list[int]) -> Tensor:
+    """Block sums [G, r, i] with the number of rows of each block as one more column."""
+    # Filled on the device: a copy from the host would wait for it.
+    parts = [
+        F.pad(block, (0, 1), value=count)
+        for block, count in zip(sums.split(1, dim=1), counts, strict=True)
+    ]
+    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
 
 def call_sums(
     view: View, inputs: tuple[Tensor, ...], operand: Tensor | None, blocks: int
-) -> tuple[Tensor, list[int]] | None:
+) -> Sums | None:
     """Block sums of the rows that a call showed to a view; None where they can't be seen."""
     if isinstance(view, AttentionInputView):
         return view.call_sums(tuple(tensor.detach() for tensor in inputs), blocks)
@@ -207,14 +269,6 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ..
         args = (*args, *(kwargs[name] for name in ("query", "key", "value") if name in kwargs))
         return args[:3]
     return tuple(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-
-
-def sum_tensors(tensors: list[Tensor]) -> Tensor:
-    """Sum of one or more tensors of one shape."""
-    out = tensors[0]
-    for tensor in tensors[1:]:
-        out = out + tensor
-    return out
 
 
 def remove_inert_hooks(model: nn.Module) -> None:

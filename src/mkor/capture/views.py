@@ -14,9 +14,7 @@ Statistics are sums over rows in r contiguous blocks of the batch, so they add u
 micro-batches and workers. A convolution's mean patch depends on the input linearly, so the batch is
 summed before patches are taken: exact, and the unfolded batch is never formed.
 
-The gradient side is read from a *probe*: a zero leaf that is added to the output. Autograd leaves
-the block sums of the output gradient in `probe.grad`, through checkpointing, accumulation and
-compilation as for any parameter, and leaves it empty for a forward pass that isn't back-propagated.
+The gradient side is summed in the same blocks when the backward pass comes by (see `hooks`).
 
 Shapes: n batch, r blocks, G stack, o outputs, i inputs, C channels, S spatial, K kernel.
 """
@@ -33,6 +31,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mkor.methods.base import LayerShape, wide
+
+Sums = tuple[Tensor, list[int]]
+"""Block sums of rows, [G, r, d], and the number of rows in each block."""
 
 
 @dataclass(eq=False)
@@ -74,6 +75,11 @@ class View(ABC):
         """The bias parameter, if any."""
         return self.owner._parameters[self.bias_name] if self.bias_name else None
 
+    @property
+    def has_bias_column(self) -> bool:
+        """Whether the last column of the matrix is the bias."""
+        return self.column and self.bias_name is not None
+
     def bias_gradient(self) -> Tensor | None:
         """This view's part of the bias gradient, [G, 1, o], or None."""
         grad = None if self.bias is None else self.bias.grad
@@ -95,7 +101,7 @@ class View(ABC):
         weight = self.weight
         assert weight.grad is not None
         out = self.fold(weight.grad)
-        if self.column and self.bias_name:
+        if self.has_bias_column:
             bias = self.bias_gradient()
             column = out.new_zeros(*out.shape[:2], 1) if bias is None else bias.mT
             out = torch.cat([out, column], dim=-1)
@@ -103,7 +109,7 @@ class View(ABC):
 
     def present(self, matrix: Tensor) -> Tensor:
         """Zero in place the bias column of a matrix [G, o, i] where the bias has no gradient."""
-        if self.column and self.bias_name and self.bias_gradient() is None:
+        if self.has_bias_column and self.bias_gradient() is None:
             matrix[..., -1] = 0
         return matrix
 
@@ -127,42 +133,31 @@ class View(ABC):
         return matrix.reshape(shape)
 
     @abstractmethod
-    def input_sums(self, inputs: Tensor, blocks: int) -> tuple[Tensor, list[int]]:
-        """Block sums of the input rows [G, r, i] without bias column, and rows per block."""
+    def input_sums(self, inputs: Tensor, blocks: int) -> Sums:
+        """Block sums of the input rows without bias column, and rows per block."""
 
-    def batched(self, inputs: Tensor) -> bool:
-        """Whether the first dimension of an input (and so of its output) is the batch."""
-        return inputs.dim() > 1
-
-    def probe(self, output: Tensor, blocks: int) -> Tensor:
-        """A zero leaf for one call, [r, …], that `attach` adds to the output."""
-        shape = (blocks, *self.probe_shape(output))
-        return torch.zeros(
-            shape, dtype=wide(output.dtype), device=output.device, requires_grad=True
-        )
-
-    def probe_shape(self, output: Tensor) -> tuple[int, ...]:
-        """Shape of one block's probe; it broadcasts against one sample of the output."""
-        return (output.shape[-1],)
-
-    def gradient_sums(self, grad: Tensor, inputs: tuple[int, ...]) -> Tensor:
-        """Block sums of the row gradients [G, r, o] from a probe's gradient [r, …].
+    @abstractmethod
+    def output_sums(self, grad: Tensor, inputs: torch.Size, blocks: int) -> Tensor:
+        """Block sums [G, r, o] of the row gradients, from the output gradient of one call.
 
         `inputs` is the shape of the call's input.
         """
-        return grad.reshape(grad.shape[0], self.shape.stack, -1).transpose(0, 1)
 
 
 class LinearView(View):
     """`nn.Linear` and its subclasses, on inputs of any rank."""
 
-    def input_sums(self, inputs: Tensor, blocks: int) -> tuple[Tensor, list[int]]:
+    def input_sums(self, inputs: Tensor, blocks: int) -> Sums:
         """Sums over all leading dimensions of [n, …, i]; a 1-D input is one row."""
         rows = inputs.reshape(-1, inputs.shape[-1])
         per_sample = rows.shape[0] // inputs.shape[0] if inputs.dim() > 1 and rows.numel() else 1
         samples = rows.shape[0] // per_sample
-        sums, counts = block_sums(rows, [size * per_sample for size in sizes(samples, blocks)])
-        return sums[None], counts
+        counts = [size * per_sample for size in sizes(samples, blocks)]
+        return block_sums(rows, counts)[None], counts
+
+    def output_sums(self, grad: Tensor, inputs: torch.Size, blocks: int) -> Tensor:
+        """Sums over all leading dimensions, as of the inputs."""
+        return self.input_sums(grad, blocks)[0]
 
 
 class HFConv1DView(LinearView):
@@ -180,27 +175,34 @@ class HFConv1DView(LinearView):
 class ConvView(View):
     """Conv1d/2d/3d with any stride, dilation, groups and padding."""
 
-    def input_sums(self, inputs: Tensor, blocks: int) -> tuple[Tensor, list[int]]:
+    def input_sums(self, inputs: Tensor, blocks: int) -> Sums:
         """Sums over samples of the mean patch, from [n, C, *S] or [C, *S]."""
         conv: Any = self.owner
-        batch = inputs if self.batched(inputs) else inputs[None]
-        image, counts = block_sums(batch, sizes(batch.shape[0], blocks))  # [r, C, *S]
+        batch = self.batch(inputs, inputs.shape)
+        counts = sizes(batch.shape[0], blocks)
+        image = block_sums(batch, counts)  # [r, C, *S]
         mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
         image = F.pad(image, conv._reversed_padding_repeated_twice, mode=mode)
         patch = patches(image, conv.kernel_size, conv.stride, conv.dilation, average=True)
-        return patch.reshape(blocks, self.shape.stack, -1).transpose(0, 1), counts
+        return self.stacked(patch), counts
 
-    def batched(self, inputs: Tensor) -> bool:
-        """Whether an input is [n, C, *S], not [C, *S]."""
-        return inputs.dim() == len(self.owner.kernel_size) + 2  # type: ignore[arg-type]
+    def output_sums(self, grad: Tensor, inputs: torch.Size, blocks: int) -> Tensor:
+        """Sums over samples of the sum over positions."""
+        batch = self.batch(grad, inputs)
+        totals = batch.flatten(2).sum(dim=-1, dtype=wide(grad.dtype))  # [n, C]
+        return self.stacked(block_sums(totals, sizes(batch.shape[0], blocks)))
 
-    def probe_shape(self, output: Tensor) -> tuple[int, ...]:
-        """One value per channel: autograd sums over positions."""
-        dims = len(self.owner.kernel_size)  # type: ignore[arg-type]
-        return (output.shape[-dims - 1],) + (1,) * dims
+    def batch(self, tensor: Tensor, inputs: torch.Size) -> Tensor:
+        """An input or output with its batch dimension, which the call's input may lack."""
+        kernel: tuple[int, ...] = self.owner.kernel_size  # type: ignore[assignment]
+        return tensor if len(inputs) == len(kernel) + 2 else tensor[None]
+
+    def stacked(self, rows: Tensor) -> Tensor:
+        """Rows [r, G · d, …] as [G, r, d]."""
+        return rows.reshape(rows.shape[0], self.shape.stack, -1).transpose(0, 1)
 
 
-class TransposedConvView(View):
+class TransposedConvView(ConvView):
     """Transposed convolutions: each input position spreads a patch of the output.
 
     The matrix maps input channels to a patch [C_out/G · K], so the bias, which belongs to output
@@ -215,34 +217,28 @@ class TransposedConvView(View):
         """The inverse of `fold`."""
         return matrix.mT.reshape(shape)
 
-    def batched(self, inputs: Tensor) -> bool:
-        """Whether an input is [n, C, *S], not [C, *S]."""
-        return inputs.dim() == len(self.owner.kernel_size) + 2  # type: ignore[arg-type]
-
-    def input_sums(self, inputs: Tensor, blocks: int) -> tuple[Tensor, list[int]]:
+    def input_sums(self, inputs: Tensor, blocks: int) -> Sums:
         """Sums over samples of the mean over positions, from [n, C, *S] or [C, *S]."""
-        batch = inputs if self.batched(inputs) else inputs[None]
+        batch = self.batch(inputs, inputs.shape)
         means = batch.flatten(2).mean(dim=-1, dtype=wide(batch.dtype))  # [n, C]
-        sums, counts = block_sums(means, sizes(batch.shape[0], blocks))
-        return sums.reshape(blocks, self.shape.stack, -1).transpose(0, 1), counts
+        counts = sizes(batch.shape[0], blocks)
+        return self.stacked(block_sums(means, counts)), counts
 
-    def probe_shape(self, output: Tensor) -> tuple[int, ...]:
-        """One image: the patches of its gradient are taken after the batch is summed."""
-        dims = len(self.owner.kernel_size)  # type: ignore[arg-type]
-        return tuple(output.shape[-dims - 1 :])
-
-    def gradient_sums(self, grad: Tensor, inputs: tuple[int, ...]) -> Tensor:
-        """Sum over input positions of the gradient's patches, from [r, C_out, *S_out]."""
+    def output_sums(self, grad: Tensor, inputs: torch.Size, blocks: int) -> Tensor:
+        """Sums over samples of the sum of the gradient's patches over input positions."""
         conv: Any = self.owner
+        batch = self.batch(grad, inputs)
+        image = block_sums(batch, sizes(batch.shape[0], blocks))  # [r, C_out, *S_out]
         spatial = inputs[-len(conv.kernel_size) :]
         pads: list[int] = []
         for d in reversed(range(len(spatial))):
             extent = conv.dilation[d] * (conv.kernel_size[d] - 1) + 1
             reach = (spatial[d] - 1) * conv.stride[d] + extent
-            pads += [conv.padding[d], reach - grad.shape[d + 2] - conv.padding[d]]
-        image = F.pad(grad, pads)
-        patch = patches(image, conv.kernel_size, conv.stride, conv.dilation, average=False)
-        return patch.reshape(grad.shape[0], self.shape.stack, -1).transpose(0, 1)
+            pads += [conv.padding[d], reach - image.shape[d + 2] - conv.padding[d]]
+        image = F.pad(image, pads)
+        return self.stacked(
+            patches(image, conv.kernel_size, conv.stride, conv.dilation, average=False)
+        )
 
 
 def sizes(samples: int, blocks: int) -> list[int]:
@@ -251,33 +247,17 @@ def sizes(samples: int, blocks: int) -> list[int]:
     return [end - start for start, end in itertools.pairwise(bounds)]
 
 
-def block_of_sample(samples: int, blocks: int, device: torch.device) -> Tensor:
-    """Block number of each sample, [n], in agreement with `sizes`."""
-    return torch.arange(samples, device=device) * blocks // samples
-
-
-def block_sums(rows: Tensor, lengths: list[int]) -> tuple[Tensor, list[int]]:
+def block_sums(rows: Tensor, lengths: list[int]) -> Tensor:
     """Sums of contiguous blocks of rows [N, …] → [r, …], accumulated in float32 or wider."""
     dtype = wide(rows.dtype)
-    if len(lengths) == 1:
-        fast = rows.device.type == "cpu" and rows.dtype == torch.float32 and rows.is_contiguous()
-        if fast and rows.numel():
-            # Twice as fast as `sum` on the CPU, at the speed of memory.
-            flat = rows.new_ones(1, rows.shape[0]) @ rows.reshape(rows.shape[0], -1)
-            return flat.view(1, *rows.shape[1:]), lengths
-        return rows.sum(dim=0, keepdim=True, dtype=dtype), lengths
-    parts = [part.sum(dim=0, dtype=dtype) for part in rows.split(lengths)]
-    return torch.stack(parts), lengths
-
-
-def attach(output: Tensor, probe: Tensor, batched: bool) -> Tensor:
-    """Add a probe [r, …] to an output: block j of the batch gets probe[j]."""
-    if probe.shape[0] == 1 or not batched or output.shape[0] == 0:
-        return output + probe[0].to(output.dtype)
-    tail = probe.shape[1:]
-    spread = probe[block_of_sample(output.shape[0], probe.shape[0], output.device)]  # [n, *tail]
-    middle = (1,) * (output.dim() - 1 - len(tail))
-    return output + spread.view(output.shape[0], *middle, *tail).to(output.dtype)
+    if len(lengths) > 1:
+        return torch.stack([part.sum(dim=0, dtype=dtype) for part in rows.split(lengths)])
+    fast = rows.device.type == "cpu" and rows.dtype == torch.float32 and rows.is_contiguous()
+    if fast and rows.numel():
+        # Twice as fast as `sum` on the CPU, at the speed of memory.
+        flat = rows.new_ones(1, rows.shape[0]) @ rows.reshape(rows.shape[0], -1)
+        return flat.view(1, *rows.shape[1:])
+    return rows.sum(dim=0, keepdim=True, dtype=dtype)
 
 
 def patches(
