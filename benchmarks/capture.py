@@ -1,8 +1,8 @@
-"""Cost of seeing a layer's mean output gradient: a probe on the output, or a tensor hook on it.
+"""Cost of seeing a layer's mean output gradient: a tensor hook, a probe, or an identity.
 
     python benchmarks/capture.py
 
-Both also take the mean input. Prints the time of forward and backward pass relative to none.
+All take the mean input, too. Prints the time of forward and backward pass relative to none.
 """
 
 from __future__ import annotations
@@ -18,6 +18,22 @@ import torch
 from record import save
 from torch import Tensor, nn
 from workloads import WORKLOADS
+
+
+class Identity(torch.autograd.Function):
+    """The identity, which gives a leaf the sum of the output gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, leaf: Tensor, conv: bool) -> Tensor:
+        """A copy, which may be edited in place."""
+        ctx.conv = conv
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """The gradient, and its sum for the leaf."""
+        rows = grad.flatten(2).sum(-1) if ctx.conv else grad.flatten(0, -2)
+        return grad, rows.sum(0), None
 
 
 class Observer:
@@ -39,6 +55,10 @@ class Observer:
             probe = torch.zeros(channels, requires_grad=True)
             self.seen.append(probe)
             return output + (probe[:, None, None] if conv else probe)
+        if self.way == "identity":
+            leaf = torch.zeros(channels, requires_grad=True)
+            self.seen.append(leaf)
+            return Identity.apply(output, leaf, conv)
         others = (0, 2, 3) if conv else tuple(range(output.dim() - 1))
         output.register_hook(lambda grad: self.seen.append(grad.sum(others)))
         return None
@@ -52,7 +72,7 @@ def measure(build: Callable[[], Any], rounds: int) -> dict[str, Any]:
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             module.register_forward_hook(observer)
-    times: dict[str, list[float]] = {"none": [], "probe": [], "tensor hook": []}
+    times: dict[str, list[float]] = {"none": [], "tensor hook": [], "probe": [], "identity": []}
     for number in range(rounds + 1):
         for way, values in times.items():
             observer.way = way
