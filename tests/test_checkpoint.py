@@ -25,6 +25,16 @@ def trained(model=None, steps=3, **options):
     return model, optimizer
 
 
+def packed_of(optimizer):
+    return checkpoint.pack(optimizer._engine, optimizer.base, names_of(optimizer))
+
+
+def base_part(other, base, saved, own):
+    """The state of `base` fit for `other`."""
+    packed = {"base": type(base).__name__, "parameters": saved}
+    return checkpoint.base_part(other, base.state_dict(), packed, own, ())
+
+
 def names_of(optimizer):
     return checkpoint.parameter_names(optimizer.model, optimizer.param_groups)
 
@@ -48,7 +58,7 @@ def test_parameter_names_follow_the_groups_without_prefixes_of_wrappers():
 
 def test_pack_is_plain_data_that_torch_loads_safely(tmp_path):
     _, optimizer = trained()
-    packed = checkpoint.pack(optimizer._engine, names_of(optimizer))
+    packed = packed_of(optimizer)
     torch.save(packed, tmp_path / "state.pt")
     loaded = torch.load(tmp_path / "state.pt", weights_only=True)
     assert loaded["method"] == "mkor" and loaded["step"] == 3
@@ -63,7 +73,7 @@ def test_pack_is_plain_data_that_torch_loads_safely(tmp_path):
 
 def test_unpack_copies_factors_and_counts():
     _, first = trained()
-    packed = checkpoint.pack(first._engine, names_of(first))
+    packed = packed_of(first)
     _, second = trained(steps=1)
     checkpoint.unpack(second._engine, packed)
     assert second._engine.index == 3
@@ -78,7 +88,7 @@ def test_unpack_copies_factors_and_counts():
 @pytest.mark.parametrize(("index", "armed"), [(2, True), (3, False), (5, True), (10, True)])
 def test_unpack_listens_if_the_next_step_updates(index, armed):
     _, optimizer = trained(warmup_steps=3, factor_update_steps=5)
-    packed = checkpoint.pack(optimizer._engine, names_of(optimizer))
+    packed = packed_of(optimizer)
     packed["step"] = index
     checkpoint.unpack(optimizer._engine, packed)
     assert optimizer._engine.capture.armed is armed
@@ -87,7 +97,7 @@ def test_unpack_listens_if_the_next_step_updates(index, armed):
 @pytest.mark.parametrize("change", ["method", "shape", "missing"])
 def test_unpack_starts_anew_what_does_not_fit(change):
     _, optimizer = trained()
-    packed = copy.deepcopy(checkpoint.pack(optimizer._engine, names_of(optimizer)))
+    packed = copy.deepcopy(packed_of(optimizer))
     if change == "method":
         packed["method"] = "other"
     elif change == "shape":
@@ -102,18 +112,20 @@ def test_unpack_starts_anew_what_does_not_fit(change):
 
 def test_no_differences_to_itself():
     _, optimizer = trained()
-    packed = checkpoint.pack(optimizer._engine, names_of(optimizer))
-    assert checkpoint.differences(optimizer._engine, names_of(optimizer), packed) == []
+    packed = packed_of(optimizer)
+    assert (
+        checkpoint.differences(optimizer._engine, optimizer.base, names_of(optimizer), packed) == []
+    )
 
 
 def test_differences_name_each_thing():
     _, optimizer = trained()
-    packed = copy.deepcopy(checkpoint.pack(optimizer._engine, names_of(optimizer)))
+    packed = copy.deepcopy(packed_of(optimizer))
     packed["method"] = "kfac"
     packed["layers"]["extra"] = packed["layers"].pop("0")
     packed["layers"]["2"]["shape"] = [1, 7, 7]
     packed["parameters"] = [["extra.weight", "0.bias", "2.weight", "2.bias"]]
-    told = checkpoint.differences(optimizer._engine, names_of(optimizer), packed)
+    told = checkpoint.differences(optimizer._engine, optimizer.base, names_of(optimizer), packed)
     assert len(told) == 6
     for part in (
         "'kfac', this is 'mkor'",
@@ -139,7 +151,7 @@ def two_groups(model, order):
     return torch.optim.SGD(groups, lr=1.0, momentum=0.9)
 
 
-def test_match_base_finds_state_by_name():
+def test_base_part_finds_state_by_name():
     model = net()
     base = two_groups(model, ["first", "last"])
     model(torch.randn(5, 3)).square().mean().backward()
@@ -147,14 +159,14 @@ def test_match_base_finds_state_by_name():
     saved_names = checkpoint.parameter_names(model, base.param_groups)
     other = two_groups(model, ["last", "first"])
     own_names = checkpoint.parameter_names(model, other.param_groups)
-    matched = checkpoint.match_base(other, base.state_dict(), saved_names, own_names)
+    matched = base_part(other, base, saved_names, own_names)
     other.load_state_dict(matched)
     for parameter in model.parameters():
         expected = base.state[parameter]["momentum_buffer"]
         assert torch.equal(other.state[parameter]["momentum_buffer"], expected)
 
 
-def test_match_base_starts_anew_what_the_checkpoint_lacks():
+def test_base_part_starts_anew_what_the_checkpoint_lacks():
     model = net()
     base = torch.optim.SGD(model[0].parameters(), lr=0.3, momentum=0.9)
     model(torch.randn(5, 3)).square().mean().backward()
@@ -162,20 +174,31 @@ def test_match_base_starts_anew_what_the_checkpoint_lacks():
     saved_names = checkpoint.parameter_names(model, base.param_groups)
     other = two_groups(model, ["last", "first"])
     own_names = checkpoint.parameter_names(model, other.param_groups)
-    matched = checkpoint.match_base(other, base.state_dict(), saved_names, own_names)
+    matched = base_part(other, base, saved_names, own_names)
     other.load_state_dict(matched)
     assert set(other.state) == set(model[0].parameters())
     # The number of groups differs, so their options stay.
     assert [group["lr"] for group in other.param_groups] == [0.2, 0.1]
 
 
-def test_match_base_takes_group_options_where_the_groups_agree_in_number():
+def test_base_part_takes_group_options_where_the_groups_agree_in_number():
     model = net()
     base = torch.optim.SGD(model[0].parameters(), lr=0.3, momentum=0.5)
     saved_names = checkpoint.parameter_names(model, base.param_groups)
     other = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     own_names = checkpoint.parameter_names(model, other.param_groups)
-    matched = checkpoint.match_base(other, base.state_dict(), saved_names, own_names)
+    matched = base_part(other, base, saved_names, own_names)
     assert matched["param_groups"][0]["lr"] == 0.3
     assert matched["param_groups"][0]["momentum"] == 0.5
     assert matched["param_groups"][0]["params"] == [0, 1, 2, 3]
+
+
+def test_base_part_takes_nothing_from_a_base_of_another_class():
+    model = net()
+    base = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    model(torch.randn(5, 3)).square().mean().backward()
+    base.step()
+    other = torch.optim.AdamW(model.parameters(), lr=0.01)
+    names = checkpoint.parameter_names(model, other.param_groups)
+    matched = base_part(other, base, names, names)
+    assert matched == {"state": {}, "param_groups": other.state_dict()["param_groups"]}

@@ -65,7 +65,10 @@ OPTIONS = {
         for value in (0, 1, 1.5, -0.1, float("nan"), "0.9", True, None)
     ],
     "damping": [
-        (value, f"damping={value!r} is out of range: damping must be positive, or None for raw")
+        (
+            value,
+            f"damping={value!r} is out of range: damping must be positive and finite, or None",
+        )
         for value in (0, -1.0, float("inf"), "0.1", False)
     ],
     "vectors": [
@@ -73,7 +76,10 @@ OPTIONS = {
         for value in (0, 1.0, True, None)
     ],
     "norm_limit": [
-        (value, f"norm_limit={value!r} is out of range: norm_limit must be greater than 1")
+        (
+            value,
+            f"norm_limit={value!r} is out of range: norm_limit must be finite and greater than 1",
+        )
         for value in (1, 0.5, float("inf"), "2")
     ],
     "blend": [
@@ -237,3 +243,27 @@ def test_a_group_that_does_not_fit(foreign):
         optimizer.add_param_group(group)
     assert flat(optimizer.state_dict()) == flat(before)
     assert optimizer.layers() == records and hooks(model) == 1
+
+
+def test_a_base_that_preconditions_already():
+    model = mlp()
+    with pytest.raises(ValueError, match="base is MKOR, which preconditions already; pass the opt"):
+        mkor.MKOR(model, mkor.MKOR(model, sgd(model)))
+
+
+def test_a_base_that_needs_a_closure():
+    model = mlp()
+    optimizer = mkor.MKOR(model, torch.optim.LBFGS(model.parameters()))
+    model(torch.randn(6, 5)).square().mean().backward()
+    before = [p.grad.clone() for p in model.parameters()]
+    with pytest.raises(TypeError, match=r"LBFGS evaluates the model itself: call step\(closure\)"):
+        optimizer.step()
+    assert all(map(torch.equal, before, (p.grad for p in model.parameters())))
+    assert all(info.updates == 0 for info in optimizer.layers())
+
+
+def test_a_model_without_a_layer_to_precondition():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4))
+    told = "no layer is preconditioned.*0: no rule for Embedding; 1: no rule for LayerNorm"
+    with pytest.warns(UserWarning, match=told):
+        mkor.MKOR(model, sgd(model))

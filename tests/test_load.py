@@ -148,3 +148,44 @@ def test_what_matches_by_name_is_loaded(name):
         else:
             assert not optimizer.state[p]
     train(model, optimizer)
+
+
+def adamw_checkpoint():
+    model = mlp()
+    optimizer = mkor.MKOR(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    train(model, optimizer)
+    return optimizer.state_dict()
+
+
+def test_a_checkpoint_of_another_base_changes_nothing():
+    optimizer = saved()
+    before = flat(copy.deepcopy(optimizer.state_dict()))
+    with pytest.raises(ValueError, match="its base optimizer was AdamW, this is SGD"):
+        optimizer.load_state_dict(adamw_checkpoint())
+    assert flat(optimizer.state_dict()) == before
+
+
+def test_factors_load_under_another_base_unless_strict():
+    model = mlp()
+    optimizer = mkor.MKOR(model, sgd(model))
+    state = adamw_checkpoint()
+    optimizer.load_state_dict(state, strict=False)
+    loaded = optimizer.state_dict()["preconditioner"]["layers"]
+    assert flat(loaded) == flat(state["preconditioner"]["layers"])
+    assert optimizer.param_groups[0]["lr"] == 0.1 and not optimizer.state
+    train(model, optimizer)
+
+
+@pytest.mark.parametrize("state", [None, {}, {"0.weight": 1}, [1]])
+def test_what_is_no_checkpoint_of_an_optimizer(state):
+    with pytest.raises(ValueError, match="keys 'state' and 'param_groups'; got"):
+        saved().load_state_dict(state)
+
+
+def test_a_checkpoint_is_saved_after_a_module_was_replaced():
+    optimizer = saved()
+    optimizer.model[2] = nn.Linear(4, 3)
+    optimizer.add_param_group({"params": optimizer.model[2].parameters()})
+    train(optimizer.model, optimizer)
+    names = optimizer.state_dict()["preconditioner"]["parameters"]
+    assert names == [["0.weight", "0.bias", "group0.2", "group0.3"], ["2.weight", "2.bias"]]

@@ -244,7 +244,7 @@ def test_layers_and_repr():
     assert infos["3"].reason == "skipped by a skip pattern"
     assert infos["4"].reason == "frozen" and infos["4"].updates == 0
     assert repr(optimizer).splitlines() == [
-        "MKOR on SGD: 1 layers preconditioned, 0.0 MiB of factors",
+        "MKOR on SGD: 1 layer preconditioned, 0.7 KiB of factors",
         "  0  Conv2d  4x3x2x2  2 updates",
         "  base optimizer only: 1 x frozen",
         "  base optimizer only: 1 x no rule for LayerNorm",

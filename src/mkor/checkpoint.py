@@ -11,9 +11,9 @@ import copy
 from collections.abc import Collection
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from mkor.capture.discover import clean_name
 from mkor.engine import Engine, Record
@@ -23,9 +23,15 @@ KEY = "preconditioner"
 
 
 def parameter_names(model: nn.Module, groups: list[dict[str, Any]]) -> list[list[str]]:
-    """Names of the parameters of each group, without the prefixes of wrappers."""
+    """Names of the parameters of each group, without the prefixes of wrappers.
+
+    A parameter that the model has lost since, as when a module was replaced, is named by its place.
+    """
     names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
-    return [[names[id(parameter)] for parameter in group["params"]] for group in groups]
+    return [
+        [names.get(id(p), f"group{number}.{place}") for place, p in enumerate(group["params"])]
+        for number, group in enumerate(groups)
+    ]
 
 
 def parameter_shapes(model: nn.Module) -> dict[str, list[int]]:
@@ -44,7 +50,7 @@ def resized(model: nn.Module, packed: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def pack(engine: Engine, names: list[list[str]]) -> dict[str, Any]:
+def pack(engine: Engine, base: Optimizer, names: list[list[str]]) -> dict[str, Any]:
     """The factors and counters of every layer, and what identifies the model."""
     layers: dict[str, Any] = {}
     shapes = parameter_shapes(engine.model)
@@ -58,6 +64,7 @@ def pack(engine: Engine, names: list[list[str]]) -> dict[str, Any]:
         }
     return {
         "method": engine.method.name,
+        "base": type(base).__name__,
         "step": engine.index,
         "layers": layers,
         "parameters": names,
@@ -67,12 +74,16 @@ def pack(engine: Engine, names: list[list[str]]) -> dict[str, Any]:
 
 def without_factors(names: list[list[str]]) -> dict[str, Any]:
     """What stands in for the factors that a plain optimizer's checkpoint lacks."""
-    return {"method": None, "step": 0, "layers": {}, "parameters": names}
+    return {"method": None, "base": None, "step": 0, "layers": {}, "parameters": names}
 
 
-def differences(engine: Engine, names: list[list[str]], packed: dict[str, Any]) -> list[str]:
+def differences(
+    engine: Engine, base: Optimizer, names: list[list[str]], packed: dict[str, Any]
+) -> list[str]:
     """In what a checkpoint differs from this model and optimizer, one phrase each."""
     out: list[str] = []
+    if packed["base"] != type(base).__name__:
+        out.append(f"its base optimizer was {packed['base']}, this is {type(base).__name__}")
     if packed["method"] != engine.method.name:
         out.append(f"it was saved by method '{packed['method']}', this is '{engine.method.name}'")
     saved, own = packed["layers"], engine.layers
@@ -113,25 +124,30 @@ def unpack(engine: Engine, packed: dict[str, Any]) -> None:
     engine.capture.armed = engine.schedule.due(engine.index)
 
 
-def match_base(
-    base: torch.optim.Optimizer,
+def base_part(
+    base: Optimizer,
     loaded: dict[str, Any],
-    saved: list[list[str]],
+    packed: dict[str, Any],
     own: list[list[str]],
-    resized: Collection[str] = (),
+    resized: Collection[str],
 ) -> dict[str, Any]:
-    """The base's part of a checkpoint rearranged to this optimizer's groups, by parameter name.
+    """The base's part of a checkpoint, fit for this base by parameter name.
 
-    Parameters that the checkpoint lacks or that `resized` names start with empty state; group
+    Parameters that the checkpoint lacks or that `resized` names start with empty state. Group
     options come from the checkpoint where the number of groups agrees, and stay as they are
-    otherwise.
+    otherwise. Nothing is taken from a base of another class.
     """
+    current = copy.deepcopy(base.state_dict()["param_groups"])
+    if packed["base"] not in {None, type(base).__name__}:
+        return {"state": {}, "param_groups": current}
+    saved = packed["parameters"]
+    if saved == own and not resized:
+        return loaded
     number = {
         name: index
         for names, group in zip(saved, loaded["param_groups"], strict=True)
         for name, index in zip(names, group["params"], strict=True)
     }
-    current = copy.deepcopy(base.state_dict()["param_groups"])
     if len(current) == len(loaded["param_groups"]):
         for group, there in zip(current, loaded["param_groups"], strict=True):
             group.update({key: value for key, value in there.items() if key != "params"})

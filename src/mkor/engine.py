@@ -176,8 +176,8 @@ class Engine:
             if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
                 raise FloatingPointError(
                     f"layer '{name}' has a statistic or gradient that is not finite in step "
-                    f"{self.index}; nothing was changed (on_nonfinite='raise'). Skip this batch, "
-                    "or pass on_nonfinite='skip' to leave such statistics out"
+                    f"{self.index}; nothing was changed (on_nonfinite='raise'). Call zero_grad() "
+                    "and go on with the next batch"
                 )
 
     def warn_silent(self, names: list[str]) -> None:

@@ -55,6 +55,7 @@ class Preconditioner(Optimizer):
         validate.check_parameters(model, base.param_groups)
         validate.common_options(common)
         self._attach(model, base, method, common)
+        validate.warn_idle(self.layers())
 
     def _attach(
         self, model: nn.Module, base: Optimizer, method: Method, common: dict[str, Any]
@@ -117,8 +118,8 @@ class Preconditioner(Optimizer):
         Returns:
             The closure's loss, or None.
         """
-        if closure is not None and validate.needs_closure(self.base):
-            return self._step_by_closure(closure)
+        if validate.needs_closure(self.base):
+            return self._step_by_closure(validate.check_closure(self.base, closure))
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -225,7 +226,8 @@ class Preconditioner(Optimizer):
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         names = checkpoint.parameter_names(self.model, self.param_groups)
-        out = {**self.base.state_dict(), checkpoint.KEY: checkpoint.pack(self._engine, names)}
+        packed = checkpoint.pack(self._engine, self.base, names)
+        out = {**self.base.state_dict(), checkpoint.KEY: packed}
         for after in self._optimizer_state_dict_post_hooks.values():
             changed = after(self, out)
             out = out if changed is None else changed
@@ -245,6 +247,7 @@ class Preconditioner(Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, state_dict)
             state_dict = state_dict if changed is None else changed
+        validate.check_state_dict(state_dict)
         loaded = copy.deepcopy(state_dict)
         packed = loaded.pop(checkpoint.KEY, None)
         if packed is None and strict:
@@ -254,17 +257,15 @@ class Preconditioner(Optimizer):
             )
         names = checkpoint.parameter_names(self.model, self.param_groups)
         packed = packed or checkpoint.without_factors(names)
-        different = checkpoint.differences(self._engine, names, packed)
+        different = checkpoint.differences(self._engine, self.base, names, packed)
         if different and strict:
             raise ValueError(
                 "this checkpoint is of another model or optimizer: "
                 + "; ".join(different)
                 + ". Pass strict=False to load what matches by name"
             )
-        saved, resized = packed["parameters"], checkpoint.resized(self.model, packed)
-        if resized or saved != names:
-            loaded = checkpoint.match_base(self.base, loaded, saved, names, resized)
-        self.base.load_state_dict(loaded)
+        resized = checkpoint.resized(self.model, packed)
+        self.base.load_state_dict(checkpoint.base_part(self.base, loaded, packed, names, resized))
         checkpoint.unpack(self._engine, packed)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)

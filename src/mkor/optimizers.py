@@ -63,7 +63,8 @@ class MKOR(Preconditioner):
                 "reference" resets it instead. The reciprocal guards against vanishing.
             blend: Weight of the inverse in that blend (ζ).
             rescale: "gradient" keeps the norm of the gradient (line 10), None keeps the result.
-            skip: Regular expressions; modules whose name one of them matches are left to the base.
+            skip: Regular expressions; layers in whose name one of them is found are left to the
+                base.
             max_dim: A side wider than this gets no factor.
             state_dtype: Dtype of the factors and of the products with them; None for float32, or
                 float64 for float64 parameters.
@@ -71,7 +72,8 @@ class MKOR(Preconditioner):
                 hold sums over many rows.
             on_nonfinite: Statistics that aren't finite are left out ("skip"), reset the layer's
                 factors to the identity ("reset"), or raise FloatingPointError before anything
-                changes ("raise", which synchronises with the device in every step).
+                changes ("raise", which synchronises with the device in every step). Gradients
+                that aren't finite reach the base as they are; only "raise" keeps them from it.
 
         Raises:
             TypeError: `model` or `base` is of the wrong type.
@@ -82,10 +84,13 @@ class MKOR(Preconditioner):
         inside = is_number(factor_decay) and 0 < factor_decay < 1
         require("factor_decay", factor_decay, inside, "between 0 and 1, both excluded")
         positive = damping is None or (is_number(damping) and damping > 0)
-        require("damping", damping, positive, "positive, or None for raw statistics")
+        require("damping", damping, positive, "positive and finite, or None for raw statistics")
         require("vectors", vectors, is_count(vectors, 1), "an integer of at least 1")
         require(
-            "norm_limit", norm_limit, is_number(norm_limit) and norm_limit > 1, "greater than 1"
+            "norm_limit",
+            norm_limit,
+            is_number(norm_limit) and norm_limit > 1,
+            "finite and greater than 1",
         )
         require("blend", blend, is_number(blend) and 0 <= blend < 1, "at least 0 and below 1")
         require("max_dim", max_dim, is_count(max_dim, 1), "an integer of at least 1")

@@ -75,8 +75,10 @@ def table(title: str, infos: Iterable[LayerInfo], most: int = 12) -> str:
     """A short table: the preconditioned layers up to `most`, then counts of reasons."""
     infos = list(infos)
     rows = [i for i in infos if i.preconditioned]
-    size = sum(i.bytes for i in rows) / 2**20
-    lines = [f"{title}: {len(rows)} layers preconditioned, {size:.1f} MiB of factors"]
+    size = sum(i.bytes for i in rows) / 2**10
+    memory = f"{size / 2**10:.1f} MiB" if size >= 2**10 else f"{size:.1f} KiB"
+    plural = "" if len(rows) == 1 else "s"
+    lines = [f"{title}: {len(rows)} layer{plural} preconditioned, {memory} of factors"]
     width = max((len(i.name) for i in rows[:most]), default=0)
     for info in rows[:most]:
         shape = "x".join(map(str, info.shape))

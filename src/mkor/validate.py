@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Collection, Iterable
+import warnings
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mkor.distributed.comm import is_sharded
+from mkor.report import LayerInfo
 
 DTYPES = (None, torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """Dtypes of factors."""
@@ -98,6 +100,46 @@ def check_base(base: object) -> None:
         )
     if not isinstance(base, Optimizer):
         raise TypeError(f"base must be a torch.optim.Optimizer, got {type(base).__name__}")
+    if hasattr(base, "precondition"):
+        raise ValueError(
+            f"base is {type(base).__name__}, which preconditions already; pass the optimizer that "
+            "it was built on"
+        )
+
+
+def warn_idle(infos: Iterable[LayerInfo]) -> None:
+    """Warn where no layer is preconditioned."""
+    infos = list(infos)
+    if any(info.preconditioned for info in infos):
+        return
+    reasons = dict.fromkeys(f"{i.name}: {i.reason}" for i in infos)
+    warnings.warn(
+        "no layer is preconditioned, so the base optimizer works alone ("
+        + "; ".join(list(reasons)[:5])
+        + ")",
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+def check_closure(base: Optimizer, closure: Callable[[], Any] | None) -> Callable[[], Any]:
+    """The closure, which the base can't do without."""
+    if closure is None:
+        raise TypeError(
+            f"{type(base).__name__} evaluates the model itself: call step(closure) with a function "
+            "that clears the gradients, computes the loss, calls backward() and returns the loss"
+        )
+    return closure
+
+
+def check_state_dict(state_dict: object) -> None:
+    """Check that a checkpoint is one of an optimizer."""
+    if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
+        got = list(state_dict)[:3] if isinstance(state_dict, dict) else type(state_dict).__name__
+        raise ValueError(
+            f"state_dict must be what an optimizer's state_dict() returned, with the keys 'state' "
+            f"and 'param_groups'; got {got}"
+        )
 
 
 def check_parameters(model: nn.Module, groups: list[dict[str, Any]]) -> None:

@@ -174,3 +174,8 @@ def assert_moment(actual: Tensor, expected: Tensor) -> None:
     size = expected.abs().max().item()
     assert size > 1e-8
     torch.testing.assert_close(actual, expected.double(), rtol=0, atol=1e-5 * size)
+
+
+def nothing_seen(optimizer):
+    leaves = optimizer._engine.capture.leaves.values()
+    return all(leaf.inputs.grad is None and leaf.outputs.grad is None for leaf in leaves)

@@ -210,7 +210,8 @@ def shared(views: list[View], users: dict[int, list[str]]) -> str | None:
     first = views[0]
     others = users[id(first.weight)]
     if len(others) > len(views):
-        return "its weight is shared with " + ", ".join(others)
+        own = {f"{type(view.owner).__name__} '{view.name}'" for view in views}
+        return "its weight is shared with " + ", ".join(o for o in others if o not in own)
     if any(type(view) is not type(first) or view.shape != first.shape for view in views):
         return "its weight is shared by layers of different kinds: " + ", ".join(others)
     return None

@@ -100,7 +100,7 @@ class ModuleHook:
         capture = self.capture() if self.capture is not None else None
         if capture is None or not capture.armed or not torch.is_grad_enabled():
             return None
-        return None if torch._C._functorch.maybe_current_level() is not None else capture
+        return None if transformed() else capture
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Start to listen for the last matrix product inside an attention module."""
@@ -250,6 +250,14 @@ def with_counts(sums: Tensor, counts: list[int]) -> Tensor:
         for block, count in zip(sums.split(1, dim=1), counts, strict=True)
     ]
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+
+def transformed() -> bool:
+    """Whether the call belongs to a functional transform, a trace or an export, not to training."""
+    if torch._C._functorch.maybe_current_level() is not None:
+        return True
+    exporting = getattr(torch.compiler, "is_exporting", lambda: False)()
+    return bool(exporting) or torch._C._get_tracing_state() is not None
 
 
 def call_sums(
