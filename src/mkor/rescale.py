@@ -6,6 +6,8 @@ rescaled jointly).
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,7 +29,8 @@ def match_norm(update: Tensor, grad: Tensor) -> Tensor:
     wanted = torch.linalg.vector_norm(grad, dim=(-2, -1), keepdim=True)  # [G, 1, 1]
     size = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True)
     ratio = wanted / size
-    sound = torch.isfinite(size) & torch.isfinite(ratio)  # an infinite size has the ratio 0
+    # Comparisons with not-a-number are false; an infinite size has the ratio 0.
+    sound = (size < math.inf) & (ratio < math.inf)
     chosen = torch.where(sound, update, grad, out=update)
     return chosen.mul_(torch.where(sound, ratio, 1))
 
@@ -35,4 +38,4 @@ def match_norm(update: Tensor, grad: Tensor) -> Tensor:
 def keep_finite(update: Tensor, grad: Tensor) -> Tensor:
     """Return `update`, or `grad` for the matrices where the update is not finite, [G, o, i]."""
     size = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True)  # [G, 1, 1]
-    return torch.where(torch.isfinite(size), update, grad)
+    return torch.where(size < math.inf, update, grad)

@@ -113,9 +113,8 @@ class View(ABC):
             matrix[..., -1] = 0
         return matrix
 
-    @torch.no_grad()
     def write(self, matrix: Tensor) -> None:
-        """Overwrite the gradients with `matrix`, keeping their strides and dtypes."""
+        """Overwrite the gradients with `matrix`, keeping their strides and dtypes; without graph."""
         weight, bias = self.weight, self.bias
         assert weight.grad is not None
         if self.column and bias is not None:
