@@ -62,11 +62,32 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
     except Exception as error:  # damaged files raise many kinds of errors
         raise UserError(
             f"checkpoint {str(path)!r} cannot be read ({type(error).__name__}): "
-            "it is damaged or was not written by mkor train; run without --resume."
+            "it is damaged or was not written by mkor train; "
+            "remove it, or choose another folder with --output."
         ) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise UserError(f"{str(path)!r} is not a checkpoint of mkor train: run without --resume.")
+        raise UserError(
+            f"{str(path)!r} is not a checkpoint of mkor train: "
+            "remove it, or choose another folder with --output."
+        )
     return state
+
+
+def refuse_to_overwrite(folder: Path) -> None:
+    """Keeps a run from replacing another one's checkpoint, finished or not.
+
+    Args:
+        folder: The output folder of a new run.
+
+    Raises:
+        UserError: There is a checkpoint.
+    """
+    path = folder / FILE_NAME
+    if path.exists():
+        raise UserError(
+            f"checkpoint {str(path)!r} exists already: continue its run with --resume, "
+            "choose another folder with --output, or remove the file."
+        )
 
 
 def settings_to_resume(state: dict[str, Any], task: str, given: dict[str, Any]) -> Settings:
@@ -114,7 +135,7 @@ def resume(training: Training, state: dict[str, Any]) -> None:
         more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
         raise UserError(
             f"the checkpoint is of another model ({told}{more}): the task has changed "
-            "since; run without --resume."
+            "since; remove the file, or choose another folder with --output."
         )
     training.load_state_dict(state)
 

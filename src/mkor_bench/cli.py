@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from mkor_bench.errors import UserError
+from mkor_bench.interrupt import INTERRUPTED, end_at_once, ignore
 from mkor_bench.optimizers import OPTIMIZERS
 from mkor_bench.tasks import GROUPS, TASKS
 
@@ -67,7 +68,9 @@ Train one model with one optimizer; stop and continue it at will.
 
 A checkpoint is written every so many steps, at Ctrl-C and at the end. The same command
 with --resume continues it, and ends with the same bits as if it had never stopped: model,
-optimizer, schedule, position in the data and random numbers are restored.
+optimizer, schedule, position in the data and random numbers are restored. Without --resume,
+a folder that holds a checkpoint is refused, whether its run is finished or not: choose
+another --output, or remove checkpoint.pt.
 
 **Tasks:** {_TASK_NAMES}, or path/to/file.py:function as for mkor compare.
 
@@ -75,9 +78,11 @@ optimizer, schedule, position in the data and random numbers are restored.
 
 **Examples:**
 
-* mkor train digits-classifier --optimizer mkor-sgd --lr 0.03
+* mkor train digits-classifier --optimizer mkor-sgd
 
-* mkor train digits-classifier --optimizer mkor-sgd --lr 0.03 --resume
+* mkor train digits-classifier --optimizer mkor-sgd --resume
+
+* mkor train digits-autoencoder --optimizer adamw --lr 0.003 --output runs/low
 
 **Written to the output folder:** checkpoint.pt (torch.load reads it with weights_only=True),
 results.json, curves.png and tensorboard/ (events while it trains).
@@ -132,7 +137,9 @@ def train(
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="The optimizer.")] = "mkor-sgd",
     lr: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="Peak learning rate.", show_default="0.01"),
+        typer.Option(
+            metavar="NUMBER", help="Peak learning rate.", show_default="the task's own, or 0.01"
+        ),
     ] = None,
     steps: Annotated[
         int | None,
@@ -185,9 +192,15 @@ def _mistakes_in_one_line() -> Iterator[None]:
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo("Interrupted.", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def main() -> None:
     """Runs the command line."""
-    app()
+    end_at_once()
+    try:
+        app()
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            ignore()
+        raise

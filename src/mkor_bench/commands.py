@@ -15,6 +15,7 @@ import torch
 from mkor_bench.checkpoint import (
     FILE_NAME,
     read_checkpoint,
+    refuse_to_overwrite,
     resume,
     save_checkpoint,
     settings_to_resume,
@@ -23,20 +24,25 @@ from mkor_bench.compare import TUNING_SEED, Plan, compare
 from mkor_bench.console import output_console, progress_bars
 from mkor_bench.errors import UserError
 from mkor_bench.files import prepare_folder
-from mkor_bench.interrupt import interruptible
+from mkor_bench.interrupt import INTERRUPTED, interruptible, raises_interrupt
 from mkor_bench.optimizers import optimizer_row
 from mkor_bench.options import MAX_SEEDS, check_count, check_lr, parse_lrs, parse_optimizers
+from mkor_bench.report.curves import FILE_NAME as CURVES_NAME
 from mkor_bench.report.curves import write_curves
 from mkor_bench.report.events import FOLDER_NAME, open_writer, write_events
+from mkor_bench.report.results import FILE_NAME as RESULTS_NAME
 from mkor_bench.report.results import Conditions, write_results
 from mkor_bench.report.table import number, task_table
 from mkor_bench.summary import OptimizerResult, TaskResult, final_loss
 from mkor_bench.tasks.check import check_task
 from mkor_bench.tasks.source import TaskSource, resolve_tasks
 from mkor_bench.train import Run, Settings, Training, clock, train
-from mkor_bench.workers import Workers, default_workers
+from mkor_bench.workers import Workers, cores, default_workers
 
 DEFAULT_LR = 0.01
+"""For tasks that do not say better."""
+
+_FILES = (RESULTS_NAME, CURVES_NAME)
 
 
 def run_compare(
@@ -69,17 +75,18 @@ def run_compare(
         seeds=check_count(seeds, "--seeds", most=MAX_SEEDS),
         sources=_checked_tasks(task, data),
     )
-    workers = default_workers(check_count(threads, "--threads"))
+    workers = default_workers(check_count(threads, "--threads", most=cores()))
     torch.set_num_threads(threads)
     folder = output or Path("runs") / _folder_name(task, plan.sources)
-    prepare_folder(folder)
-    results = _compare_with_bars(plan, workers, threads)
+    prepare_folder(folder, _FILES, (FOLDER_NAME,))
     conditions = Conditions(
         _command(), tuple(range(seeds)), threads, clock()[1], workers, TUNING_SEED
     )
-    write_results(folder, results, conditions)
-    write_curves(folder, results)
-    write_events(folder, results)
+    with raises_interrupt():
+        results = _compare_with_bars(plan, workers, threads)
+        write_results(folder, results, conditions)
+        write_curves(folder, results)
+        write_events(folder, results)
     console = output_console()
     for result in results:
         console.print(task_table(result), "")
@@ -125,7 +132,9 @@ def run_train(
     check_count(checkpoint_every, "--checkpoint-every", 0)
     source = _single_task(task, data)
     folder = output or Path("runs/train") / f"{source.load().name}-{optimizer}"
-    torch.set_num_threads(check_count(threads, "--threads"))
+    torch.set_num_threads(check_count(threads, "--threads", most=cores()))
+    if folder.exists() or not resumes:
+        prepare_folder(folder, (FILE_NAME, *_FILES), (FOLDER_NAME,))
     training = _begin_or_resume(source, folder, optimizer, given, resumes)
     complete = _train_with_bar(training, folder, checkpoint_every)
     if not complete:
@@ -134,8 +143,9 @@ def run_train(
             f"The same command with --resume continues it.",
             soft_wrap=True,
         )
-        return 130
-    _report_training(training, folder, threads)
+        return INTERRUPTED
+    with raises_interrupt():
+        _report_training(training, folder, threads)
     return 1 if training.run.diverged else 0
 
 
@@ -189,24 +199,11 @@ def _begin_or_resume(
         named = {"optimizer": optimizer, **named}
         training = Training(task, settings_to_resume(state, task.name, named))
         resume(training, state)
-        prepare_folder(folder)
         return training
-    prepare_folder(folder)
-    _refuse_to_overwrite(folder)
-    defaults = {"lr": DEFAULT_LR, "steps": task.steps, "seed": 0}
+    refuse_to_overwrite(folder)
+    lr = float(task.default_lrs.get(optimizer, DEFAULT_LR))
+    defaults = {"lr": lr, "steps": task.steps, "seed": 0}
     return Training(task, Settings(optimizer=optimizer, **{**defaults, **named}))
-
-
-def _refuse_to_overwrite(folder: Path) -> None:
-    if not (folder / FILE_NAME).exists():
-        return
-    state = read_checkpoint(folder)
-    step, steps = state["step"], state["settings"]["steps"]
-    if step < steps:
-        raise UserError(
-            f"{str(folder / FILE_NAME)!r} holds an unfinished run (step {step} of {steps}): "
-            "continue it with --resume, or choose another folder with --output."
-        )
 
 
 def _train_with_bar(training: Training, folder: Path, checkpoint_every: int) -> bool:

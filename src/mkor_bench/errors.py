@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -28,3 +30,20 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
     else:
         hint = f"choose from {', '.join(names)}."
     return UserError(f"unknown {kind} {name!r}: {hint}")
+
+
+def where(error: BaseException, path: Path) -> str:
+    """Tells an error of the user's file in one line, with the line that it arose on.
+
+    Args:
+        error: What was raised.
+        path: The user's file.
+
+    Returns:
+        The line of the file where known, the error's type and its message.
+    """
+    message = " ".join(str(error).split()) or "no message"
+    told = f"{type(error).__name__}: {message}".rstrip(".")
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f.lineno for f in frames if Path(f.filename).resolve() == path.resolve()]
+    return f"line {lines[-1]}: {told}" if lines else told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mkor_bench.errors import UserError
@@ -26,14 +26,17 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def prepare_folder(folder: Path) -> None:
-    """Creates an output folder and checks that files can be written to it.
+def prepare_folder(folder: Path, files: Sequence[str] = (), folders: Sequence[str] = ()) -> None:
+    """Creates an output folder and checks that it can hold what will be written to it.
 
     Args:
         folder: The folder; its parents are created too.
+        files: The names of files that will be written there.
+        folders: The names of folders that will be written there.
 
     Raises:
-        UserError: The folder cannot be created or written to.
+        UserError: The folder cannot be created or written to, or has something of
+            another kind under one of these names.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,3 +48,16 @@ def prepare_folder(folder: Path) -> None:
             f"output folder {str(folder)!r} is not writable ({reason}): "
             "choose another with --output."
         ) from error
+    for path in (folder / name for name in files):
+        if path.is_dir():
+            raise _in_the_way(path, "a folder", "a file")
+    for path in (folder / name for name in folders):
+        if path.exists() and not path.is_dir():
+            raise _in_the_way(path, "a file", "a folder")
+
+
+def _in_the_way(path: Path, found: str, needed: str) -> UserError:
+    return UserError(
+        f"{str(path)!r} is {found} where {needed} is to be written: "
+        "remove it, or choose another folder with --output."
+    )

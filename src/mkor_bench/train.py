@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from mkor_bench.errors import UserError
 from mkor_bench.optimizers import optimizer_row
 from mkor_bench.seeding import generator_states, restore_generators, seed_generators
+from mkor_bench.tasks.guard import NUMERICAL
 from mkor_bench.tasks.task import Task
 
 WARMUP_SHARE = 0.1
@@ -178,7 +179,7 @@ def train(training: Training, on_step: Callable[[Training], bool | None] | None 
         begin = now()
         try:
             loss = training_step(training)
-        except (torch.linalg.LinAlgError, FloatingPointError):
+        except NUMERICAL:
             loss = math.nan  # a matrix that has no inverse ends a run like an infinite loss
         run.record(loss, now() - begin)
         if on_step is not None and on_step(training):

@@ -10,13 +10,18 @@ import multiprocessing
 import os
 import queue
 import signal
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
+
+from mkor_bench.errors import UserError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -27,17 +32,17 @@ MAX_WORKERS = 8
 _POLL_SECONDS = 0.1
 
 
-class InterruptedRunError(Exception):
-    """The command ends, so the job does too."""
+def cores() -> int:
+    """Returns how many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS and Windows
+        return os.cpu_count() or 1
 
 
 def default_workers(threads: int) -> int:
     """Returns how many workers of so many threads the machine has cores for."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS and Windows
-        cores = os.cpu_count() or 1
-    return max(1, min(MAX_WORKERS, cores // threads))
+    return max(1, min(MAX_WORKERS, cores() // threads))
 
 
 class Workers:
@@ -55,10 +60,7 @@ class Workers:
             return
         context = multiprocessing.get_context("spawn")
         self._reports = context.Queue()
-        self._stop = context.Event()
-        self._executor = ProcessPoolExecutor(
-            count, context, _initialise, (self._reports, self._stop, threads)
-        )
+        self._executor = ProcessPoolExecutor(count, context, _initialise, (self._reports, threads))
 
     def __enter__(self) -> Workers:
         return self
@@ -69,9 +71,13 @@ class Workers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._executor is not None:
-            self._stop.set()
-            self._executor.shutdown(cancel_futures=True)
+        if self._executor is None:
+            return
+        if kind is not None:
+            # Their jobs may take long yet, and nobody waits for the results.
+            for process in multiprocessing.active_children():
+                process.terminate()
+        self._executor.shutdown(cancel_futures=True)
 
     def map(
         self,
@@ -88,13 +94,32 @@ class Workers:
 
         Returns:
             The results in the order of the jobs.
+
+        Raises:
+            UserError: A worker was ended from outside.
         """
         if self._executor is None:
             return [function(job, partial(on_progress, job)) for job in jobs]
-        futures = [
-            self._executor.submit(_run_in_worker, function, number, job)
-            for number, job in enumerate(jobs)
-        ]
+        with _without_ctrl_c():
+            futures = [
+                self._executor.submit(_run_in_worker, function, number, job)
+                for number, job in enumerate(jobs)
+            ]
+        try:
+            self._follow(futures, jobs, on_progress)
+            return [future.result() for future in futures]
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a worker process ended before its work did, as when memory runs out: "
+                "free some, or make the task smaller."
+            ) from error
+
+    def _follow(
+        self,
+        futures: Sequence[Future[Any]],
+        jobs: Sequence[Job],
+        on_progress: Callable[[Job, int], None],
+    ) -> None:
         running = set(range(len(jobs)))
         while running:
             for future in futures:
@@ -108,26 +133,45 @@ class Workers:
                 running.remove(number)
             else:
                 on_progress(jobs[number], steps)
-        return [future.result() for future in futures]
 
 
 _worker: dict[str, Any] = {}
 
 
-def _initialise(reports: Any, stop: Any, threads: int) -> None:
-    # Ctrl-C goes to every process of the terminal; the first one ends the others.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Starts processes that Ctrl-C does not reach, even while they import torch.
+
+    It goes to every process of the terminal, and the first one ends the others.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _initialise(reports: Any, threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be masked
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
-    _worker.update(reports=reports, stop=stop)
+    _worker.update(reports=reports)
+
+
+def _end_with_parent() -> None:
+    """Ends this process when its parent ends, of whatever cause."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _run_in_worker(function: Callable[[Any, Report], Any], number: int, job: Any) -> Any:
-    def report(steps: int) -> None:
-        if _worker["stop"].is_set():
-            raise InterruptedRunError
-        _worker["reports"].put((number, steps))
-
-    result = function(job, report)
+    reports = _worker["reports"]
+    result = function(job, lambda steps: reports.put((number, steps)))
     # The last report: nothing of this job can come after it.
-    _worker["reports"].put((number, None))
+    reports.put((number, None))
     return result

@@ -1,9 +1,12 @@
 """The command run in this process, in a folder of its own, with one worker."""
 
+import os
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+
+import mkor_bench
 
 TINY = Path(__file__).with_name("tiny_task.py")
 
@@ -12,6 +15,13 @@ TINY = Path(__file__).with_name("tiny_task.py")
 def tiny():
     """The user's task file."""
     return str(TINY)
+
+
+@pytest.fixture
+def environment():
+    """The environment of a fresh process that runs ``python -m mkor_bench`` anywhere."""
+    root = str(Path(mkor_bench.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
 
 
 def command_in(folder, patch):

@@ -10,6 +10,7 @@ from typer.main import get_command
 from mkor_bench.cli import app
 from mkor_bench.optimizers import OPTIMIZERS
 from mkor_bench.tasks import GROUPS, TASKS
+from mkor_bench.workers import cores
 
 # Changing this table changes what users type: say so in CHANGELOG.md.
 SURFACE = {
@@ -104,7 +105,14 @@ MISTAKES = {
         ["train", "digits-classifier", "--seed", "-1"],
         "--seed must be from 0 to 4294967295, got -1",
     ),
-    "no threads": (["compare", "digits", "--threads", "0"], "--threads must be at least 1, got 0"),
+    "no threads": (
+        ["compare", "digits", "--threads", "0"],
+        f"--threads must be from 1 to {cores()}, got 0",
+    ),
+    "more threads than cores": (
+        ["train", "digits-classifier", "--threads", "100000"],
+        f"--threads must be from 1 to {cores()}, got 100000: give such a number",
+    ),
     "negative interval": (
         ["train", "digits-classifier", "--checkpoint-every", "-5"],
         "--checkpoint-every must be at least 0, got -5",
@@ -151,3 +159,32 @@ def test_an_unwritable_folder_is_named(mkor, tmp_path):
     result = mkor("train", "digits-classifier", "--output", tmp_path / "file")
     assert result.exit_code == 2
     assert re.search(r"output folder '.*file' is not writable", result.stderr)
+
+
+IN_THE_WAY = {
+    "results.json": "'out/results.json' is a folder where a file is to be written: remove it, or",
+    "curves.png": "'out/curves.png' is a folder where a file is to be written: remove it, or",
+    "tensorboard": "'out/tensorboard' is a file where a folder is to be written: remove it, or",
+}
+
+
+@pytest.mark.parametrize("command", ["compare", "train"])
+@pytest.mark.parametrize("name", IN_THE_WAY)
+def test_what_is_in_the_way_of_a_result_is_told_before_any_work(mkor, tmp_path, command, name):
+    (tmp_path / "out").mkdir()
+    if name == "tensorboard":
+        (tmp_path / "out" / name).write_text("")
+    else:
+        (tmp_path / "out" / name).mkdir()
+    result = mkor(command, "digits-classifier", "--output", "out")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"Error: {IN_THE_WAY[name]}")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"]])
+def test_a_folder_in_the_place_of_a_checkpoint_is_told(mkor, tmp_path, more):
+    (tmp_path / "out/checkpoint.pt").mkdir(parents=True)
+    result = mkor("train", "digits-classifier", "--output", "out", *more)
+    assert result.exit_code == 2
+    assert "'out/checkpoint.pt' is a folder where a file is to be written" in result.stderr

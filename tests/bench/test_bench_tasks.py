@@ -108,26 +108,41 @@ TRIALS = {
     "build=lambda seed: 3": "build must return a torch.nn.Module; got 3",
     "build=3": "build must be a function; got 3",
     "batches=lambda seed: [1]": "batches must return an endless iterator, such as a generator; ",
-    "batches=lambda seed: iter([])": "it gave no batch at all",
+    "batches=lambda seed: iter([])": "its batches ended before the first: make them endless.",
     "loss_function=lambda model, rows: 3.0": "loss must return a scalar tensor; got 3.0",
     "loss_function=lambda model, rows: model(rows)": "got a tensor of shape [16, 1]",
     "loss_function=lambda model, rows: rows.sum()": "loss must depend on the model's parameters",
     "loss_function=lambda model, rows: model(rows).sum() / 0": "loss must be finite on a new",
     "evaluate=lambda model: 'good'": "evaluate must return a number; got 'good'",
+    "evaluate=lambda model: torch.ones(2)": "must return a number; got a tensor of shape [2]",
+    "evaluate=lambda model: sys.exit('no')": "failed in its evaluate: line 3: SystemExit: no",
+    "steps=0": "steps must be a whole number of at least 1; got 0",
+    "steps=2.5": "steps must be a whole number of at least 1; got 2.5",
+    "lrs=(-1,)": "lrs must be positive numbers, at least one, such as (0.01, 0.1); got (-1,)",
+    "lrs=()": "lrs must be positive numbers, at least one, such as (0.01, 0.1); got ()",
+    "lrs=0.1": "lrs must be positive numbers, at least one, such as (0.01, 0.1); got 0.1",
+    "lrs=(0.1, 'fast')": "lrs must be positive numbers, at least one, such as (0.01, 0.1); got",
+    "default_lrs={'sdg': 0.1}": "default_lrs must give positive numbers for optimizers, such as",
+    "default_lrs={'sgd': 0}": "default_lrs must give positive numbers for optimizers, such as",
+    "higher_is_better='yes'": "higher_is_better must be True or False; got 'yes'",
+    "name='a/b'": "name must be of letters, digits, spaces and . + - _, since it names a folder; ",
+    "name='..'": "name must be of letters, digits, spaces and . + - _, since it names a folder; ",
     "evaluate=lambda model: 1 / 0": "failed in its evaluate: line 3: ZeroDivisionError",
 }
 
 
+@pytest.mark.parametrize("command", ["compare", "train"])
 @pytest.mark.parametrize("change", TRIALS)
-def test_a_fault_of_the_task_is_told_before_work_begins(mkor, tmp_path, tiny, change):
+def test_a_fault_of_the_task_is_told_before_work_begins(mkor, tmp_path, tiny, change, command):
     path = tmp_path / "my_task.py"
     path.write_text(
-        "import sys; sys.path.insert(0, r'{}')\nfrom tiny_task import make\n"
+        "import sys, torch; sys.path.insert(0, r'{}')\nfrom tiny_task import make\n"
         "task = lambda: make({})".format(tiny.removesuffix("tiny_task.py"), change)
     )
-    result = mkor("train", f"{path}:task")
+    result = mkor(command, f"{path}:task")
     assert result.exit_code == 2
-    assert "task 'tiny'" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("Error: task '")
     assert TRIALS[change] in result.stderr
     assert [p.name for p in tmp_path.iterdir() if p.suffix != ".py"] in ([], ["__pycache__"])
 
@@ -144,6 +159,19 @@ def test_batches_that_end_too_soon_are_told(mkor, tmp_path, tiny):
     result = mkor("train", f"{path}:task", "--optimizer", "sgd")
     assert result.exit_code == 2
     assert "its batches ended after 5 of 20 steps: make them endless" in result.stderr
+
+
+def test_a_metric_may_be_a_tensor_of_one_number(tmp_path, tiny):
+    path = tmp_path / "my_task.py"
+    path.write_text(
+        "import sys, torch; sys.path.insert(0, r'{}')\nfrom tiny_task import make\n"
+        "task = lambda: make(evaluate=lambda model: torch.tensor(3))".format(
+            tiny.removesuffix("tiny_task.py")
+        )
+    )
+    source = TaskSource(f"{path}:task")
+    check_task(source)
+    assert source.load().evaluate(source.load().build(0)) == 3
 
 
 def test_a_missing_data_folder_is_told():

@@ -1,7 +1,7 @@
 """``mkor train``: checkpoints, and runs that continue with the same bits."""
 
 import json
-import os
+import re
 import subprocess
 import sys
 
@@ -58,8 +58,12 @@ def test_resume_after_a_crash_gives_the_same_bits(mkor, tiny, tmp_path, monkeypa
     arguments = ("--optimizer", optimizer, "--lr", 0.05, "--checkpoint-every", 5)
     # The task is tried once before a run begins, so the loss is called once more.
     monkeypatch.setenv("CRASHES_AT", "15")
-    with pytest.raises(RuntimeError, match="out of luck"):
-        mkor("train", f"{tiny}:crashing", *arguments, "--output", "stopped")
+    crashed = mkor("train", f"{tiny}:crashing", *arguments, "--output", "stopped")
+    assert crashed.exit_code == 2
+    assert re.fullmatch(
+        r"Error: task 'tiny' failed in its loss: line \d+: RuntimeError: out of luck\.\n",
+        crashed.stderr,
+    )
     assert load(tmp_path / "stopped")["step"] == 10
     resumed = mkor("train", f"{tiny}:task", *arguments, "--output", "stopped", "--resume")
     straight = mkor("train", f"{tiny}:task", *arguments, "--output", "straight")
@@ -67,7 +71,7 @@ def test_resume_after_a_crash_gives_the_same_bits(mkor, tiny, tmp_path, monkeypa
     assert_same_bits(load(tmp_path / "stopped"), load(tmp_path / "straight"))
 
 
-def test_a_killed_process_is_continued_by_a_fresh_one(mkor, tiny, tmp_path):
+def test_a_killed_process_is_continued_by_a_fresh_one(mkor, tiny, tmp_path, environment):
     def fresh(task, *more, **variables):
         command = ["train", f"{tiny}:{task}", "--checkpoint-every", "7", "--output", "fresh"]
         return subprocess.run(
@@ -76,7 +80,7 @@ def test_a_killed_process_is_continued_by_a_fresh_one(mkor, tiny, tmp_path):
             capture_output=True,
             text=True,
             cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+            env={**environment, **variables},
         )
 
     assert fresh("killed", KILLED_AT="18").returncode == 9
@@ -140,7 +144,7 @@ def test_resume_refuses_another_model(mkor, tiny, tmp_path):
     ("content", "message"),
     [
         (b"garbage", "cannot be read (UnpicklingError): it is damaged or was not written by"),
-        (None, "is not a checkpoint of mkor train: run without --resume."),
+        (None, "is not a checkpoint of mkor train: remove it, or choose another folder"),
     ],
 )
 def test_resume_refuses_another_file(mkor, tiny, tmp_path, content, message):
@@ -154,12 +158,26 @@ def test_resume_refuses_another_file(mkor, tiny, tmp_path, content, message):
     assert message in result.stderr
 
 
-def test_an_unfinished_run_is_not_overwritten(mkor, tiny, monkeypatch):
-    monkeypatch.setenv("INTERRUPTED_AT", "7")
-    mkor("train", f"{tiny}:interrupted", "--optimizer", "sgd", "--output", "run")
-    result = mkor("train", f"{tiny}:task", "--optimizer", "sgd", "--output", "run")
+@pytest.mark.parametrize("stopped_at", ["7", "0"])
+def test_a_checkpoint_is_not_overwritten(mkor, tiny, tmp_path, monkeypatch, stopped_at):
+    monkeypatch.setenv("INTERRUPTED_AT", stopped_at)
+    run = ("train", f"{tiny}:interrupted", "--optimizer", "sgd", "--output", "run")
+    mkor(*run)
+    before = (tmp_path / "run" / FILE_NAME).read_bytes()
+    result = mkor(*run)
     assert result.exit_code == 2
-    assert "holds an unfinished run (step 6 of 20): continue it with --resume" in result.stderr
+    assert result.stderr == (
+        "Error: checkpoint 'run/checkpoint.pt' exists already: continue its run with --resume, "
+        "choose another folder with --output, or remove the file.\n"
+    )
+    assert (tmp_path / "run" / FILE_NAME).read_bytes() == before
+
+
+def test_a_single_training_has_the_tasks_learning_rate_for_its_optimizer(mkor, tmp_path):
+    for optimizer, lr in (("mkor-sgd", 0.3), ("adamw", 0.03)):
+        mkor("train", "digits-classifier", "--optimizer", optimizer, "--steps", 2)
+        state = load(tmp_path / f"runs/train/digits-classifier-{optimizer}")
+        assert state["settings"]["lr"] == lr
 
 
 def test_a_diverged_training_says_what_to_try(mkor, tiny):

@@ -1,8 +1,11 @@
 """A task that takes a millisecond a step and draws from every kind of randomness."""
 
+import multiprocessing
 import os
 import random
 import signal
+import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -66,6 +69,18 @@ def interrupted():
 def crashing():
     """Raises at call CRASHES_AT of the loss."""
     return make(_at_call("CRASHES_AT", _crash))
+
+
+def stuck():
+    """Notes its process in the folder PIDS in a worker, and never comes to an end there."""
+
+    def loss_function(model, rows):
+        if multiprocessing.parent_process() is not None:
+            Path(os.environ["PIDS"], str(os.getpid())).touch()
+            time.sleep(1000)
+        return loss(model, rows)
+
+    return make(loss_function)
 
 
 def with_data(data):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from mkor_bench.errors import UserError
-from mkor_bench.tasks.source import TaskSource, where
-from mkor_bench.tasks.task import Task
+from mkor_bench.tasks.fields import expect
+from mkor_bench.tasks.guard import NUMERICAL, call, failure
+from mkor_bench.tasks.source import TaskSource
 
 
 def check_task(source: TaskSource) -> None:
@@ -28,58 +25,20 @@ def check_task(source: TaskSource) -> None:
     """
     if not source.is_users:
         return
-    task = source.load()
-    _check_fields(task)
-    path = Path(source.text.rpartition(":")[0])
-    part = "build"
+    task, path = source.load(), source.path
+    torch.manual_seed(0)
+    model = task.build(0)
     try:
-        torch.manual_seed(0)
-        model = task.build(0)
-        _expect(isinstance(model, nn.Module), task, "build must return a torch.nn.Module", model)
-        part = "batches"
-        batch = _first_batch(task)
-        part = "loss"
-        _check_loss(task, task.loss(model, batch))
-        part = "evaluate"
-        with torch.no_grad():
-            metric = task.evaluate(model.eval())
-        _expect(isinstance(metric, (int, float)), task, "evaluate must return a number", metric)
-    except UserError:
-        raise
-    except Exception as error:
-        told = where(error, path)
-        raise UserError(f"task {task.name!r} failed in its {part}: {told}.") from error
-
-
-def _check_fields(task: Task) -> None:
-    for field in ("build", "batches", "loss", "evaluate"):
-        value = getattr(task, field)
-        _expect(callable(value), task, f"{field} must be a function", value)
-    for field in ("name", "description", "metric"):
-        value = getattr(task, field)
-        _expect(isinstance(value, str), task, f"{field} must be a text", value)
-
-
-def _first_batch(task: Task) -> Any:
-    batches = task.batches(0)
-    endless = "batches must return an endless iterator, such as a generator"
-    _expect(isinstance(batches, Iterator), task, endless, batches)
-    try:
-        return next(batches)
+        batch = next(task.batches(0))
     except StopIteration:
-        raise UserError(f"task {task.name!r}: {endless}; it gave no batch at all.") from None
-
-
-def _check_loss(task: Task, loss: Any) -> None:
-    scalar = isinstance(loss, Tensor) and loss.ndim == 0
-    _expect(scalar, task, "loss must return a scalar tensor", loss)
-    _expect(loss.requires_grad, task, "loss must depend on the model's parameters", loss)
-    _expect(math.isfinite(loss.item()), task, "loss must be finite on a new model", loss)
-
-
-def _expect(holds: bool, task: Task, rule: str, value: Any) -> None:
-    if not holds:
-        got = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        if isinstance(value, Tensor) and value.ndim == 0:
-            got = repr(value.item())
-        raise UserError(f"task {task.name!r}: {rule}; got {got[:80]}.")
+        raise UserError(
+            f"task {task.name!r}: its batches ended before the first: make them endless."
+        ) from None
+    try:
+        loss = task.loss(model, batch)
+    except NUMERICAL as error:
+        raise failure(task, path, "loss", error) from error
+    expect(math.isfinite(loss.item()), task, "loss must be finite on a new model", loss.item())
+    call(task, path, "gradient", loss.backward)
+    with torch.no_grad():
+        task.evaluate(model.eval())

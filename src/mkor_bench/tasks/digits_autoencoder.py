@@ -20,6 +20,8 @@ from mkor_bench.tasks.task import Task
 
 WIDTHS = (64, 128, 64, 32, 8, 32, 64, 128, 64)
 BATCH_SIZE = 128
+DEFAULT_LRS = {"sgd": 0.03, "adamw": 0.01, "mkor-sgd": 0.03, "mkor-adamw": 0.03}
+"""What comparisons choose, in the middle."""
 
 
 def build(seed: int) -> nn.Module:
@@ -65,4 +67,5 @@ def task(data: Path | None) -> Task:
         metric="test loss",
         higher_is_better=False,
         steps=1000,
+        default_lrs=DEFAULT_LRS,
     )

@@ -19,6 +19,8 @@ from mkor_bench.tasks.digits import load_digits
 from mkor_bench.tasks.task import Task
 
 BATCH_SIZE = 128
+DEFAULT_LRS = {"sgd": 0.3, "adamw": 0.03, "mkor-sgd": 0.3, "mkor-adamw": 0.03}
+"""What comparisons choose, in the middle."""
 
 
 def build(seed: int) -> nn.Module:
@@ -90,4 +92,5 @@ def task(data: Path | None) -> Task:
         metric="test accuracy",
         higher_is_better=True,
         steps=300,
+        default_lrs=DEFAULT_LRS,
     )

@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -18,8 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mkor_bench.errors import UserError, unknown_name
+from mkor_bench.errors import UserError, unknown_name, where
 from mkor_bench.tasks import GROUPS, TASKS
+from mkor_bench.tasks.guard import guarded
 from mkor_bench.tasks.task import Task
 
 A_TASK_IS = (
@@ -44,6 +44,11 @@ class TaskSource:
     def is_users(self) -> bool:
         """Whether the task is in a file of the user's."""
         return ":" in self.text
+
+    @property
+    def path(self) -> Path:
+        """The user's file."""
+        return Path(self.text.rpartition(":")[0])
 
     def load(self) -> Task:
         """Makes the task, once in each process.
@@ -92,14 +97,14 @@ def load_once(source: TaskSource) -> Task:
     if not source.is_users:
         task: Task = importlib.import_module(TASKS[source.text]).task(data)
         return task
-    path, _, name = source.text.rpartition(":")
-    function = _find_function(_import_file(Path(path)), path, name)
-    made = _call(source.text, function, data)
+    name = source.text.rpartition(":")[2]
+    function = _find_function(_import_file(source.path), str(source.path), name)
+    made = _call(source, function, data)
     if not isinstance(made, Task):
         raise UserError(
             f"{source.text} returned {_shorten(made)}, which is not a task: return {A_TASK_IS}."
         )
-    return made
+    return guarded(made, source.path)
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -118,7 +123,7 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"task file {str(path)!r} does not load: {where(error, path)}.") from error
     return module
 
@@ -136,31 +141,13 @@ def _find_function(module: ModuleType, path: str, name: str) -> Callable[..., An
     raise unknown_name(f"function of {path}", name, known or ["(it defines no functions)"])
 
 
-def _call(text: str, function: Callable[..., Any], data: Path | None) -> Any:
+def _call(source: TaskSource, function: Callable[..., Any], data: Path | None) -> Any:
     # A task that reads no files may leave the argument out.
     arguments = (data,) if inspect.signature(function).parameters else ()
     try:
         return function(*arguments)
-    except Exception as error:
-        path = Path(text.rpartition(":")[0])
-        raise UserError(f"{text} failed: {where(error, path)}.") from error
-
-
-def where(error: BaseException, path: Path) -> str:
-    """Tells an error of the user's file in one line, with the line that it arose on.
-
-    Args:
-        error: What was raised.
-        path: The user's file.
-
-    Returns:
-        The line of the file where known, the error's type and its message.
-    """
-    message = " ".join(str(error).split()) or "no message"
-    told = f"{type(error).__name__}: {message}".rstrip(".")
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [f.lineno for f in frames if Path(f.filename).resolve() == path.resolve()]
-    return f"line {lines[-1]}: {told}" if lines else told
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{source.text} failed: {where(error, source.path)}.") from error
 
 
 def _shorten(value: Any) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,7 +32,9 @@ class Task:
         metric: What ``evaluate`` returns, such as ``"test accuracy"``.
         higher_is_better: Whether a larger metric is a better one.
         steps: How many steps a run takes unless told otherwise.
-        lrs: The grid of learning rates unless told otherwise.
+        lrs: The grid of learning rates of a comparison unless told otherwise.
+        default_lrs: The learning rate of a single training with an optimizer, by the
+            optimizer's name, unless told otherwise.
     """
 
     name: str
@@ -45,3 +47,4 @@ class Task:
     higher_is_better: bool
     steps: int = 300
     lrs: tuple[float, ...] = DEFAULT_LRS
+    default_lrs: Mapping[str, float] = field(default_factory=dict)
