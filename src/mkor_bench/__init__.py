@@ -16,5 +16,5 @@ Modules, in reading order:
 * ``compare``     learning rates on one common grid, then several seeds at the best
 * ``summary``     what is read off the curves
 * ``report``      table, ``results.json``, ``curves.png``, TensorBoard events
-* ``cli``         the command line, which only translates
+* ``cli``         the command line, which only translates; ``help`` is what it teaches
 """

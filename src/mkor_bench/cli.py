@@ -6,17 +6,19 @@ What the commands do is in :mod:`mkor_bench.commands`, which is imported when on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mkor_bench.errors import UserError
+from mkor_bench.help import COMPARE_HELP, TRAIN_HELP
 from mkor_bench.interrupt import INTERRUPTED, end_at_once, ignore
 from mkor_bench.optimizers import OPTIMIZERS
-from mkor_bench.tasks import GROUPS, TASKS
+from mkor_bench.options import check_lr, parse_whole
+from mkor_bench.report.machine import version
 
 app = typer.Typer(
     name="mkor",
@@ -28,65 +30,71 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+@contextmanager
+def _mistakes_in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("Interrupted.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _whole(option: str) -> Callable[[Any], int]:
+    """Makes the reader of an option's number, for errors that name what was typed."""
+
+    def read(value: Any) -> int:
+        with _mistakes_in_one_line():
+            return parse_whole(str(value), option)
+
+    return read
+
+
+def _learning_rate(value: Any) -> float:
+    with _mistakes_in_one_line():
+        return check_lr(value, "--lr")
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mkor {version()}")
+        raise typer.Exit
+
+
 _OPTIMIZER_NAMES = ",".join(OPTIMIZERS)
-_TASK_NAMES = ", ".join(TASKS)
 _DATA = typer.Option(
     metavar="FOLDER", envvar="MKOR_DATA", help="Folder with data sets, for tasks that read any."
 )
-_THREADS = typer.Option(metavar="N", help="torch threads of a run.")
+_THREADS = typer.Option(
+    metavar="N", parser=_whole("--threads"), help="torch threads of a run, at most the cores."
+)
+_LR = typer.Option(
+    metavar="NUMBER",
+    parser=_learning_rate,
+    help="Peak learning rate.",
+    show_default="the task's own, or 0.01",
+)
+_SEED = typer.Option(
+    metavar="N",
+    parser=_whole("--seed"),
+    help="Seed of the model and the data.",
+    show_default="0",
+)
 
-COMPARE_HELP = f"""
-Compare optimizers on a task, under equal conditions.
 
-Every optimizer runs at each learning rate of one common grid. The two rates with the
-lowest final training loss then run with several seeds, and the better one is reported.
-All of them see the same first models, the same batches and the same schedule (warm-up and
-cosine). Independent runs go side by side on the machine's cores. The time of a step is
-measured at the end, with the optimizers taking turns.
-
-**Tasks:** {_TASK_NAMES}. **Groups:** {", ".join(GROUPS)} (both).
-
-**Your own task:** path/to/file.py:function, where the function returns a
-mkor_bench.tasks.task.Task: how to build the model, its batches, its loss and its test
-metric. src/mkor_bench/tasks/digits_classifier.py is an example to copy.
-
-**Examples:**
-
-* mkor compare digits
-
-* mkor compare digits-classifier --optimizers sgd,mkor-sgd --lrs 0.01,0.03,0.1 --seeds 5
-
-* mkor compare my_task.py:task --steps 1000 --output runs/mine
-
-**Written to the output folder:** results.json (each run's curve, the chosen learning rates,
-the whole grid, the machine and the versions), curves.png (the loss by step and by second)
-and tensorboard/ (the same curves as events).
-"""
-
-TRAIN_HELP = f"""
-Train one model with one optimizer; stop and continue it at will.
-
-A checkpoint is written every so many steps, at Ctrl-C and at the end. The same command
-with --resume continues it, and ends with the same bits as if it had never stopped: model,
-optimizer, schedule, position in the data and random numbers are restored. Without --resume,
-a folder that holds a checkpoint is refused, whether its run is finished or not: choose
-another --output, or remove checkpoint.pt.
-
-**Tasks:** {_TASK_NAMES}, or path/to/file.py:function as for mkor compare.
-
-**Optimizers:** {", ".join(OPTIMIZERS)}.
-
-**Examples:**
-
-* mkor train digits-classifier --optimizer mkor-sgd
-
-* mkor train digits-classifier --optimizer mkor-sgd --resume
-
-* mkor train digits-autoencoder --optimizer adamw --lr 0.003 --output runs/low
-
-**Written to the output folder:** checkpoint.pt (torch.load reads it with weights_only=True),
-results.json, curves.png and tensorboard/ (events while it trains).
-"""
+@app.callback()
+def mkor(
+    tell_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Tell the version and end."
+        ),
+    ] = False,
+) -> None:
+    """Options of the command as a whole."""
 
 
 @app.command(help=COMPARE_HELP)
@@ -105,9 +113,16 @@ def compare(
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Steps of a run.", show_default="each task's own"),
+        typer.Option(
+            metavar="N",
+            parser=_whole("--steps"),
+            help="Steps of a run.",
+            show_default="each task's own",
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option(metavar="N", help="How many seeds, from 0 on.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", parser=_whole("--seeds"), help="How many seeds, from 0 on.")
+    ] = 3,
     threads: Annotated[int, _THREADS] = 1,
     output: Annotated[
         Path | None,
@@ -135,20 +150,14 @@ def compare(
 def train(
     task: Annotated[str, typer.Argument(metavar="TASK", help="What to train.")],
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="The optimizer.")] = "mkor-sgd",
-    lr: Annotated[
-        float | None,
-        typer.Option(
-            metavar="NUMBER", help="Peak learning rate.", show_default="the task's own, or 0.01"
-        ),
-    ] = None,
+    lr: Annotated[float | None, _LR] = None,
     steps: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Steps.", show_default="the task's own"),
+        typer.Option(
+            metavar="N", parser=_whole("--steps"), help="Steps.", show_default="the task's own"
+        ),
     ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Seed of the model and the data.", show_default="0"),
-    ] = None,
+    seed: Annotated[int | None, _SEED] = None,
     threads: Annotated[int, _THREADS] = 1,
     output: Annotated[
         Path | None,
@@ -158,7 +167,12 @@ def train(
     ] = None,
     data: Annotated[str | None, _DATA] = None,
     checkpoint_every: Annotated[
-        int, typer.Option(metavar="N", help="Steps between checkpoints; 0: only at the end.")
+        int,
+        typer.Option(
+            metavar="N",
+            parser=_whole("--checkpoint-every"),
+            help="Steps between checkpoints; 0: only at the end.",
+        ),
     ] = 100,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the checkpoint in the output folder.")
@@ -181,18 +195,6 @@ def train(
             resumes=resume,
         )
         raise typer.Exit(code)
-
-
-@contextmanager
-def _mistakes_in_one_line() -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("Interrupted.", err=True)
-        raise typer.Exit(INTERRUPTED) from None
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from mkor_bench.checkpoint import (
     settings_to_resume,
 )
 from mkor_bench.compare import TUNING_SEED, Plan, compare
-from mkor_bench.console import output_console, progress_bars
+from mkor_bench.console import output_console, progress_display
 from mkor_bench.errors import UserError
 from mkor_bench.files import prepare_folder
 from mkor_bench.interrupt import INTERRUPTED, interruptible, raises_interrupt
@@ -83,13 +83,13 @@ def run_compare(
         _command(), tuple(range(seeds)), threads, clock()[1], workers, TUNING_SEED
     )
     with raises_interrupt():
-        results = _compare_with_bars(plan, workers, threads)
+        results = _compare_with_progress(plan, workers, threads)
         write_results(folder, results, conditions)
         write_curves(folder, results)
         write_events(folder, results)
     console = output_console()
     for result in results:
-        console.print(task_table(result), "")
+        console.print(task_table(result, console.width), "")
     _tell_files(folder)
 
 
@@ -136,7 +136,7 @@ def run_train(
     if folder.exists() or not resumes:
         prepare_folder(folder, (FILE_NAME, *_FILES), (FOLDER_NAME,))
     training = _begin_or_resume(source, folder, optimizer, given, resumes)
-    complete = _train_with_bar(training, folder, checkpoint_every)
+    complete = _train_with_progress(training, folder, checkpoint_every)
     if not complete:
         output_console().print(
             f"Stopped after step {training.run.step} of {training.settings.steps}. "
@@ -172,20 +172,22 @@ def _command() -> str:
     return f"mkor {shlex.join(sys.argv[1:])}"
 
 
-def _compare_with_bars(plan: Plan, workers: int, threads: int) -> list[TaskResult]:
-    with progress_bars() as progress:
-        bars = [
-            progress.add_task(source.load().name, total=plan.total_steps(source), told="")
-            for source in plan.sources
-        ]
-        with Workers(workers, threads) as pool:
-            results = compare(
-                plan,
-                pool,
-                lambda index, steps, stage: progress.update(bars[index], advance=steps, told=stage),
-            )
-        for bar in bars:  # no runs follow where every learning rate diverged
-            progress.update(bar, completed=progress.tasks[bar].total)
+def _compare_with_progress(plan: Plan, workers: int, threads: int) -> list[TaskResult]:
+    totals = [plan.total_steps(source) for source in plan.sources]
+    done = [0] * len(totals)
+    with progress_display() as display, Workers(workers, threads) as pool:
+        for number, (source, total) in enumerate(zip(plan.sources, totals, strict=True)):
+            stage = "waiting …" if number else "loading data …"
+            display.add(source.load().name, total, stage)
+
+        def on_progress(number: int, steps: int, stage: str) -> None:
+            done[number] += steps
+            display.advance(number, steps, stage)
+
+        results = compare(plan, pool, on_progress)
+        for number, total in enumerate(totals):
+            if done[number] < total:  # no runs follow where every learning rate diverged
+                display.advance(number, total - done[number], "done")
     return results
 
 
@@ -206,21 +208,21 @@ def _begin_or_resume(
     return Training(task, Settings(optimizer=optimizer, **{**defaults, **named}))
 
 
-def _train_with_bar(training: Training, folder: Path, checkpoint_every: int) -> bool:
+def _train_with_progress(training: Training, folder: Path, checkpoint_every: int) -> bool:
     """Trains, and returns whether it came to its end rather than being interrupted."""
     steps, run = training.settings.steps, training.run
     name = f"{training.task.name}, {training.settings.optimizer}"
     with (
         interruptible() as stop_asked,
         open_writer(folder, run.step + 1) as writer,
-        progress_bars() as progress,
+        progress_display() as display,
     ):
-        bar = progress.add_task(name, total=steps, completed=run.step, told="")
+        display.add(name, steps, done=run.step)
 
         def on_step(training: Training) -> bool:
             loss = run.losses[-1]
             writer.add_scalar("training loss", loss, run.step)
-            progress.update(bar, completed=run.step, told=f"loss {number(loss)}")
+            display.advance(0, 1, "", f"loss {number(loss)}")
             if checkpoint_every and run.step % checkpoint_every == 0:
                 save_checkpoint(folder, training)
             return stop_asked()

@@ -73,6 +73,27 @@ def check_lr(value: str | float, option: str) -> float:
     return lr
 
 
+def parse_whole(text: str, option: str) -> int:
+    """Reads a whole number.
+
+    Args:
+        text: The number as typed.
+        option: The option that it was given with.
+
+    Returns:
+        The number.
+
+    Raises:
+        UserError: It is something else.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(
+            f"{option} must be a whole number, got {text!r}: give one such as 100."
+        ) from None
+
+
 def check_count(value: int, option: str, least: int = 1, most: int | None = None) -> int:
     """Checks a whole number.
 

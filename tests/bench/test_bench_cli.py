@@ -3,17 +3,20 @@
 import re
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from typer.main import get_command
 
 from mkor_bench.cli import app
+from mkor_bench.help import COMPARE_HELP
 from mkor_bench.optimizers import OPTIMIZERS
 from mkor_bench.tasks import GROUPS, TASKS
 from mkor_bench.workers import cores
 
 # Changing this table changes what users type: say so in CHANGELOG.md.
 SURFACE = {
+    "": {"--version"},
     "compare": {
         "TASK",
         "--optimizers",
@@ -40,9 +43,10 @@ SURFACE = {
 
 
 def surface():
+    group = get_command(app)
     return {
         name: {p.opts[0] if p.param_type_name == "option" else p.metavar for p in command.params}
-        for name, command in get_command(app).commands.items()
+        for name, command in {"": group, **group.commands}.items()
     }
 
 
@@ -50,7 +54,20 @@ def test_commands_and_options_are_frozen():
     assert surface() == SURFACE
 
 
-@pytest.mark.parametrize("command", SURFACE)
+def test_version(mkor):
+    result = mkor("--version")
+    assert result.exit_code == 0
+    assert re.fullmatch(r"mkor (\d+\.\d+.*|not installed)\n", result.output)
+
+
+def test_the_task_in_the_help_is_one(mkor, tmp_path):
+    example = COMPARE_HELP[COMPARE_HELP.index("    import torch") :].partition("\nA function")[0]
+    (tmp_path / "my_task.py").write_text(textwrap.dedent(example))
+    result = mkor("train", "my_task.py:task", "--steps", 3)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("command", ["compare", "train"])
 def test_help_teaches(mkor, command):
     result = mkor(command, "--help")
     assert result.exit_code == 0
@@ -100,6 +117,18 @@ MISTAKES = {
     ),
     "no learning rate": (["compare", "digits", "--lrs", ""], "--lrs '' has no learning rate"),
     "no steps": (["compare", "digits", "--steps", "0"], "--steps must be at least 1, got 0"),
+    "word as steps": (
+        ["compare", "digits", "--steps", "x"],
+        "--steps must be a whole number, got 'x': give one such as 100.",
+    ),
+    "fraction as seed": (
+        ["train", "digits-classifier", "--seed", "1.5"],
+        "--seed must be a whole number, got '1.5': give one such as 100.",
+    ),
+    "word as learning rate to train with": (
+        ["train", "digits-classifier", "--lr", "fast"],
+        "learning rate fast in --lr must be a positive number: give one such as 0.01.",
+    ),
     "no seeds": (["compare", "digits", "--seeds", "0"], "--seeds must be from 1 to 1000, got 0"),
     "negative seed": (
         ["train", "digits-classifier", "--seed", "-1"],

@@ -13,7 +13,10 @@ from mkor_bench.workers import Workers
 
 def test_it_prints_a_table_and_where_the_files_are(compared):
     result, _ = compared
-    assert result.stderr == ""
+    lines = result.stderr.splitlines()
+    assert lines[:2] == ["digits-autoencoder: loading data …", "digits-classifier: waiting …"]
+    assert "digits-autoencoder: 100 %, step time" in lines
+    assert sum(line.startswith("digits-autoencoder: ") for line in lines) <= 1 + 3 + 10
     for text in ("digits-autoencoder", "digits-classifier", "mkor-sgd", "±", "Target:", "×1.00"):
         assert text in result.stdout
     assert "Written to runs/digits: results.json, curves.png" in result.stdout

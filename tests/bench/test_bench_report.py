@@ -26,10 +26,10 @@ def result(name, *curves, grid=None):
     return OptimizerResult(name, grid or {0.01: 3.0, 0.1: 1.0, 1.0: 2.0}, {0.1: runs}, 0.001, 1.0)
 
 
-def shown(*optimizers):
+def shown(*optimizers, width=80):
     of_task = TaskResult(TaskSource("digits-classifier").load(), 4, list(optimizers))
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(task_table(of_task))
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(task_table(of_task, width))
     return console.export_text()
 
 
@@ -57,6 +57,35 @@ def test_an_edge_of_the_grid_is_marked_and_explained():
     assert "0.1 †" in text
     assert "† at the edge of the grid" in text
     assert "†" not in shown(result("sgd", [2.0, 1.0]))
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(80, False), (56, True), (34, True)])
+def test_a_narrow_terminal_loses_columns_and_no_digits(width, left_out):
+    edge = {0.01: 3.0, 0.1: 1.0}
+    one = result("sgd", [4.0, 1.23, 1.2345], [4.0, 1.3, 1.2355], grid=edge)
+    two = result("mkor-adamw", [4.0, 1.23, 12345.0], [4.0, 1.3, 12346.0], grid=edge)
+    text = shown(one, two, width=width)
+    assert "…" not in text
+    assert "1.23500±0.00071" in text and "12345.50±0.71" in text
+    assert ("Left out" in text) == left_out
+    assert all(len(line) <= width for line in text.splitlines())
+
+
+def test_a_comparison_without_first_order_optimizers_says_what_it_lacks():
+    text = " ".join(shown(result("mkor-sgd", [2.0, 1.0])).split())
+    assert "No target: it takes a first-order optimizer, sgd or adamw, in --optimizers." in text
+
+
+def test_the_target_is_named_in_the_legend(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    legends, legend = [], Axes.legend
+    monkeypatch.setattr(
+        Axes, "legend", lambda *given, **how: legends.append(legend(*given, **how)) or legends[-1]
+    )
+    task = TaskSource("digits-classifier").load()
+    write_curves(tmp_path, [TaskResult(task, 3, [result("sgd", [4.0, 2.0, 1.0])])])
+    assert [text.get_text() for text in legends[0].get_texts()][-1] == "best first-order: 1.000"
 
 
 def test_losers_and_diverged_runs_are_told_as_they_are():

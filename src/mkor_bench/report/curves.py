@@ -53,7 +53,10 @@ def _draw(axes: Axes, result: TaskResult, *, by_second: bool) -> None:
             lows.append(low)
             highs.append(high)
     if result.target is not None:
-        _draw_target(axes, result.target.final_loss[0])
+        # Named in the legend: beside the line, its name would lie under the curves.
+        loss = result.target.final_loss[0]
+        label = f"best first-order: {number(loss)}"
+        axes.axhline(loss, color="grey", linestyle=":", linewidth=1.2, zorder=0, label=label)
     axes.set_title(f"{result.task.name}, loss by {'second' if by_second else 'step'}")
     axes.set_xlabel(f"training time of a run ({clock()[1]}, s)" if by_second else "step")
     axes.set_xlim(left=0)
@@ -61,19 +64,6 @@ def _draw(axes: Axes, result: TaskResult, *, by_second: bool) -> None:
         axes.set_ylabel(f"training loss (mean of {window(result.steps)} steps)")
     axes.grid(alpha=0.25)
     _limit(axes, lows, highs)
-
-
-def _draw_target(axes: Axes, loss: float) -> None:
-    axes.axhline(loss, color="grey", linestyle=":", linewidth=1, zorder=0)
-    axes.annotate(
-        f"best first-order: {number(loss)}",
-        (0.01, loss),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 3),
-        textcoords="offset points",
-        fontsize=8,
-        color="dimgrey",
-    )
 
 
 def _draw_optimizer(axes: Axes, result: OptimizerResult, *, by_second: bool) -> tuple[float, float]:

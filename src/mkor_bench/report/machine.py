@@ -21,13 +21,15 @@ def describe_machine() -> dict[str, str | int]:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that decide results."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:  # a source tree, as for developers
-            found[package] = "not installed"
-    return found
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def version(package: str = "mkor") -> str:
+    """Returns the version of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # a source tree, as for developers
+        return "not installed"
 
 
 def _cpu_model() -> str:

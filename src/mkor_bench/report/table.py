@@ -5,42 +5,66 @@ from __future__ import annotations
 import math
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mkor_bench.optimizers import optimizer_row
 from mkor_bench.summary import OptimizerResult, TaskResult
 from mkor_bench.train import clock
 
 EDGE_MARK = "†"
 NONE = "–"
 _MEASURED = ("steps to\ntarget", "seconds\nto it", "step\ntime")
+_DROPPED_FIRST = (5, 6, 3, 4, 1)
+"""The columns' numbers, the least important first."""
 
 
-def task_table(result: TaskResult) -> Table:
+def task_table(result: TaskResult, width: int = 110) -> Table:
     """Makes the table of one task.
 
     Args:
         result: Every optimizer on the task.
+        width: The width of the terminal, in characters. Columns are left out, from the
+            least important on, until the numbers of the others fit into it.
 
     Returns:
         One row an optimizer, and what the rows mean below.
     """
+    headings = ["optimizer", "lr", "final loss", result.task.metric, *_MEASURED]
+    table = _make(result, headings, ())
+    for count in range(len(_DROPPED_FIRST) + 1):
+        if Console(width=1000).measure(table).maximum <= width:
+            break
+        table = _make(result, headings, _DROPPED_FIRST[:count], wraps=True)
+    return table
+
+
+def _make(
+    result: TaskResult, headings: list[str], left_out: tuple[int, ...], *, wraps: bool = False
+) -> Table:
     table = Table(
         title=_title(result),
         title_justify="left",
-        caption=_caption(result),
+        caption=_caption(result, [headings[index] for index in left_out]),
         caption_justify="left",
         caption_style="",
         box=SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
     )
-    table.add_column("optimizer", no_wrap=True)
-    for heading in ("lr", "final loss", result.task.metric, *_MEASURED):
-        table.add_column(heading, justify="right")
     best = min(result.optimizers, key=lambda r: r.final_loss[0])
-    for optimizer in result.optimizers:
-        table.add_row(*_cells(result, optimizer), style="bold" if optimizer is best else "")
+    rows = [_cells(result, optimizer) for optimizer in result.optimizers]
+    shown = [index for index in range(len(headings)) if index not in left_out]
+    for index in shown:
+        cells = [row[index] for row in rows]
+        # Words stay whole; a learning rate and its mark stay together.
+        parts = cells if index == 1 else " ".join([headings[index], *cells]).split()
+        width = max(map(len, parts)) if wraps else None
+        table.add_column(headings[index], justify="right" if index else "left", width=width)
+    for optimizer, row in zip(result.optimizers, rows, strict=True):
+        cells = [row[index] for index in shown]
+        table.add_row(*cells, style="bold" if optimizer is best else "")
     return table
 
 
@@ -96,18 +120,23 @@ def _with_spread(pair: tuple[float, float]) -> str:
     return f"{mean:.{decimals}f}±{spread:.{decimals}f}"
 
 
-def _caption(result: TaskResult) -> str:
+def _caption(result: TaskResult, left_out: list[str]) -> str:
     times = f"Seconds: {clock()[1]} of a run. Step time: relative to SGD, in interleaved turns."
     lines = [_conclusion(result), times]
     if any(optimizer.lr_at_edge for optimizer in result.optimizers):
         lines.append(
             f"{EDGE_MARK} at the edge of the grid: a wider --lrs might find a better learning rate."
         )
+    if left_out:
+        names = ", ".join(heading.replace("\n", " ") for heading in left_out)
+        lines.append(f"Left out in this narrow terminal: {names}; see results.json.")
     return "\n".join(lines)
 
 
 def _conclusion(result: TaskResult) -> str:
     target = result.target
+    if not any(optimizer_row(r.optimizer).first_order for r in result.optimizers):
+        return "No target: it takes a first-order optimizer, sgd or adamw, in --optimizers."
     if target is None:
         return "No target: no first-order optimizer (sgd, adamw) came to an end."
     told = (

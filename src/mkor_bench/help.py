@@ -1,0 +1,88 @@
+"""What ``mkor compare --help`` and ``mkor train --help`` teach."""
+
+from __future__ import annotations
+
+from mkor_bench.optimizers import OPTIMIZERS
+from mkor_bench.tasks import GROUPS, TASKS
+
+_TASK_NAMES = ", ".join(TASKS)
+
+COMPARE_HELP = f"""
+Compare optimizers on a task, under equal conditions.
+
+Every optimizer runs at each learning rate of one common grid. The two rates with the
+lowest final training loss then run with several seeds, and the better one is reported.
+All of them see the same first models, the same batches and the same schedule (warm-up and
+cosine). Independent runs go side by side on the machine's cores. The time of a step is
+measured at the end, with the optimizers taking turns.
+
+**Tasks:** {_TASK_NAMES}. **Groups:** {", ".join(GROUPS)} (both).
+
+**Your own task:** path/to/file.py:function, where the function returns a Task, such as:
+
+    import torch
+    from mkor_bench.tasks.task import Task
+
+    def batches(seed):  # endless, the same for the same seed
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            x = torch.randn(64, 8, generator=generator)
+            yield x, x.prod(dim=1, keepdim=True)
+
+    def loss(model, batch):
+        return (model(batch[0]) - batch[1]).square().mean()
+
+    def task():
+        return Task(
+            name="product",
+            description="learns to multiply",
+            build=lambda seed: torch.nn.Sequential(
+                torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)
+            ),
+            batches=batches,
+            loss=loss,
+            evaluate=lambda model: loss(model, next(batches(12345))),
+            metric="test error",
+            higher_is_better=False,
+        )
+
+A function with an argument, as in `def task(data):`, gets the folder that --data names, or
+None. More fields of a Task: steps, lrs (the grid of compare) and default_lrs (for train).
+
+**Examples:**
+
+* mkor compare digits
+
+* mkor compare digits-classifier --optimizers sgd,mkor-sgd --lrs 0.01,0.03,0.1 --seeds 5
+
+* mkor compare my_task.py:task --steps 1000 --output runs/mine
+
+**Written to the output folder:** results.json (each run's curve, the chosen learning rates,
+the whole grid, the machine and the versions), curves.png (the loss by step and by second)
+and tensorboard/ (the same curves as events).
+"""
+
+TRAIN_HELP = f"""
+Train one model with one optimizer; stop and continue it at will.
+
+A checkpoint is written every so many steps, at Ctrl-C and at the end. The same command
+with --resume continues it, and ends with the same bits as if it had never stopped: model,
+optimizer, schedule, position in the data and random numbers are restored. Without --resume,
+a folder that holds a checkpoint is refused, whether its run is finished or not: choose
+another --output, or remove checkpoint.pt.
+
+**Tasks:** {_TASK_NAMES}, or path/to/file.py:function as for mkor compare.
+
+**Optimizers:** {", ".join(OPTIMIZERS)}.
+
+**Examples:**
+
+* mkor train digits-classifier --optimizer mkor-sgd
+
+* mkor train digits-classifier --optimizer mkor-sgd --resume
+
+* mkor train digits-autoencoder --optimizer adamw --lr 0.003 --output runs/low
+
+**Written to the output folder:** checkpoint.pt (torch.load reads it with weights_only=True),
+results.json, curves.png and tensorboard/ (events while it trains).
+"""
