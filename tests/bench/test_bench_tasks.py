@@ -106,6 +106,7 @@ def test_a_file_without_a_function_is_told(mkor):
 
 TRIALS = {
     "build=lambda seed: 3": "build must return a torch.nn.Module; got 3",
+    "build=lambda seed: torch.nn.Tanh()": "a model with parameters to train; got Tanh()",
     "build=3": "build must be a function; got 3",
     "batches=lambda seed: [1]": "batches must return an endless iterator, such as a generator; ",
     "batches=lambda seed: iter([])": "its batches ended before the first: make them endless.",

@@ -46,6 +46,8 @@ def guarded(task: Task, path: Path) -> Task:
     def build(seed: int) -> nn.Module:
         model = call(task, path, "build", lambda: task.build(seed))
         expect(isinstance(model, nn.Module), task, "build must return a torch.nn.Module", model)
+        trained = any(parameter.requires_grad for parameter in model.parameters())
+        expect(trained, task, "build must return a model with parameters to train", model)
         return model
 
     def batches(seed: int) -> Iterator[Any]:
