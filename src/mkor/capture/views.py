@@ -114,7 +114,7 @@ class View(ABC):
         return matrix
 
     def write(self, matrix: Tensor) -> None:
-        """Overwrite the gradients with `matrix`, keeping their strides and dtypes; without graph."""
+        """Overwrite the gradients with `matrix`, keeping strides and dtypes; needs `no_grad`."""
         weight, bias = self.weight, self.bias
         assert weight.grad is not None
         if self.column and bias is not None:
