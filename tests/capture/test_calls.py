@@ -175,3 +175,29 @@ def test_an_empty_batch_is_no_rows(kind):
     module(batch(shape, 0)).sum().backward()
     seen = observed.seen()
     assert seen is None or (float(seen.rows.sum()) == 0 and not seen.inputs.isnan().any())
+
+
+class Rectified(nn.Linear):
+    """A linear layer whose backward needs its output."""
+
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+
+
+def rectify(module, args, output):
+    return torch.relu(output)
+
+
+@pytest.mark.parametrize("kind", ["subclass", "hook"])
+def test_an_output_that_its_own_backward_needs_is_not_touched(kind):
+    module = Rectified(3, 4) if kind == "subclass" else nn.Linear(3, 4)
+    if kind == "hook":
+        module.register_forward_hook(rectify)
+    observed = Observed(module)
+    rows = torch.randn(6, 3)
+    output = module(rows)
+    weights = torch.randn(6, 4)
+    (output * weights).sum().backward()
+    live = (output > 0) * weights
+    torch.testing.assert_close(module.bias.grad, live.sum(dim=0))
+    torch.testing.assert_close(observed.seen().inputs[0, 0, :3], rows.sum(dim=0))

@@ -14,72 +14,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mkor.capture.attention import AttentionInputView, LastProduct, output_order
 from mkor.capture.discover import Layer
+from mkor.capture.observe import Leaves, Observe, fresh, with_counts
 from mkor.capture.views import Sums, View
 from mkor.methods.base import Seen, wide
-
-
-@dataclass
-class Leaves:
-    """Zero tensors that require grad; their gradients are the statistics of a layer.
-
-    Attributes:
-        inputs: Sums of input rows, with the number of rows as last column, [G, r, i + 1].
-        outputs: Sums of row gradients, [G, r, o].
-    """
-
-    inputs: Tensor
-    outputs: Tensor
-
-    def clear(self) -> None:
-        """Forget the statistics."""
-        self.inputs.grad = self.outputs.grad = None
-
-
-class Observe(torch.autograd.Function):
-    """The identity on a layer's output, which leaves statistics in the leaves' gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        output: Tensor,
-        view: View,
-        shape: torch.Size,
-        outputs: Tensor | None,
-        *leaves_and_sums: Tensor,
-    ) -> Tensor:
-        """Keep the input sums, [G, r, i + 1] each, for the backward pass.
-
-        Args:
-            ctx: Autograd's context.
-            output: The layer's output.
-            view: Sums the output gradient.
-            shape: Shape of the call's input.
-            outputs: Leaf for the summed output gradient, None where `bias.grad` is used.
-            leaves_and_sums: Leaves for the input sums, then the sums, one each a view.
-        """
-        ctx.view, ctx.shape = view, shape
-        ctx.blocks = None if outputs is None else outputs.shape[1]
-        ctx.views = len(leaves_and_sums) // 2
-        ctx.save_for_backward(*leaves_and_sums[ctx.views :])
-        return output.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        """Pass the gradient on; give the sums to the leaves."""
-        outputs = None
-        if ctx.blocks is not None:
-            outputs = ctx.view.output_sums(grad, ctx.shape, ctx.blocks)
-        return (grad, None, None, outputs, *ctx.saved_tensors, *[None] * ctx.views)
 
 
 class ModuleHook:
@@ -122,7 +67,7 @@ class ModuleHook:
             )
         inputs = arguments(args, kwargs)
         with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
-            return capture.observe(self.views, inputs, output, operand)
+            return capture.observe(module, self.views, inputs, output, operand)
 
 
 class Capture:
@@ -189,7 +134,12 @@ class Capture:
         return leaves
 
     def observe(
-        self, views: list[View], inputs: tuple[Tensor, ...], output: Any, operand: Tensor | None
+        self,
+        module: nn.Module,
+        views: list[View],
+        inputs: tuple[Tensor, ...],
+        output: Any,
+        operand: Tensor | None,
     ) -> Any:
         """Observe a call for each trainable view; returns the output to go on with."""
         tensor: Tensor = output[0] if isinstance(output, tuple) else output
@@ -209,7 +159,7 @@ class Capture:
         outputs = self.output_leaf(active[-1])
         with torch.enable_grad():
             seen_output: Tensor = Observe.apply(  # type: ignore[no-untyped-call]
-                tensor, active[-1], inputs[0].shape, outputs, *leaves, *sums
+                tensor, fresh(module), active[-1], inputs[0].shape, outputs, *leaves, *sums
             )
         return (seen_output, *output[1:]) if isinstance(output, tuple) else seen_output
 
@@ -240,16 +190,6 @@ class Capture:
         """Forget every statistic."""
         for leaves in self.leaves.values():
             leaves.clear()
-
-
-def with_counts(sums: Tensor, counts: list[int]) -> Tensor:
-    """Block sums [G, r, i] with the number of rows of each block as one more column."""
-    # Filled on the device: a copy from the host would wait for it.
-    parts = [
-        F.pad(block, (0, 1), value=count)
-        for block, count in zip(sums.split(1, dim=1), counts, strict=True)
-    ]
-    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
 
 def transformed() -> bool:
