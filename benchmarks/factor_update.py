@@ -36,7 +36,7 @@ def measure(side: int, dtype: torch.dtype, rounds: int) -> dict[str, float]:
     def update() -> None:
         seen = dense.prepare(vector, 0.02)
         change = dense.exact(factor, seen, 0.9, 2.0, 0.95)
-        dense.write_(factor, dense.guard(factor, change, usable)[0])
+        dense.write_(factor, dense.guard(change, usable, dtype)[0])
 
     def plain() -> None:
         bare.addr_(flat, bare.mv(flat), alpha=-1e-3)

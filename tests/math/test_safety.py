@@ -24,7 +24,7 @@ def all_usable(inverse):
 
 
 def guarded_by_default(inverse, change):
-    return dense.guard(inverse, change, all_usable(inverse))
+    return dense.guard(change, all_usable(inverse), inverse.dtype)
 
 
 def normalise(vectors, damping):
@@ -52,12 +52,16 @@ def test_a_statistic_that_is_not_usable_leaves_the_factor_bit_equal(rule, bad, d
     vectors = torch.randn(3, 5, 2, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     vectors[1, 2, 0] = bad
     usable = torch.tensor([True, False, True])
-    change, reset = dense.guard(inverse, propose(rule, inverse, vectors), usable)
+    change, reset = dense.guard(propose(rule, inverse, vectors), usable, inverse.dtype)
     dense.write_(inverse, change)
     assert torch.equal(inverse[1], before[1])
     assert not reset.any() and not change.blended[1]
     assert not torch.equal(inverse[0], before[0])
     assert not torch.equal(inverse[2], before[2])
+
+
+def diagonal_of(inverse):
+    return inverse.diagonal(dim1=-2, dim2=-1).clone()
 
 
 def made_of(diagonal, column, keep=1.0, shift=0.0, sign=-1.0):
@@ -66,7 +70,7 @@ def made_of(diagonal, column, keep=1.0, shift=0.0, sign=-1.0):
     one = torch.ones(1, dtype=torch.float64)
     columns = torch.tensor(column, dtype=torch.float64)[None, :, None]
     no = torch.zeros(1, dtype=torch.bool)
-    return inverse, dense.Change(keep * one, shift * one, columns, sign, no)
+    return inverse, dense.Change(diagonal_of(inverse), keep * one, shift * one, columns, sign, no)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ class Statistic:
 class Change:
     """An update of J that has not been written yet: keep·J + shift·I + sign·WWᵀ."""
 
+    diagonal: Tensor  # of J, [G, d]; read once, since every entry lies in a page of its own
     keep: Tensor  # [G]
     shift: Tensor  # [G]
     columns: Tensor  # W, [G, d, r]
@@ -76,19 +77,19 @@ def prepare(vectors: Tensor, damping: float | None) -> Statistic:
     return Statistic(units / length.clamp_min(1), damping, finite)
 
 
-def largest(inverse: Tensor) -> Tensor:
-    """The infinity norm max |J_ij|, [G]: for a positive definite matrix it is on the diagonal."""
-    norm = inverse.diagonal(dim1=-2, dim2=-1).amax(dim=-1)
-    return norm.to(torch.promote_types(norm.dtype, torch.float32))
+def diagonal_of(inverse: Tensor, like: Tensor) -> Tensor:
+    """A copy of the diagonal in the dtype of `like`, [G, d]."""
+    return inverse.diagonal(dim1=-2, dim2=-1).to(like.dtype, copy=True)
 
 
-def stabiliser(inverse: Tensor, limit: float, blend: float) -> Tensor:
+def stabiliser(diagonal: Tensor, limit: float, blend: float) -> Tensor:
     """Weight w of J in J ← wJ + (1-w)I, [G]: ζ where ‖J‖ > ε or ‖J‖ < 1/ε, else 1.
 
     Algorithm 1, lines 5-6, with two additions: an inverse that vanishes is caught too, and w is at
-    most ε/‖J‖. A fixed ζ ≥ γ could not hold the norm, since an update may grow J by 1/γ.
+    most ε/‖J‖. A fixed ζ ≥ γ could not hold the norm, since an update may grow J by 1/γ. The norm
+    is max |J_ij|, which a positive definite matrix has on its diagonal, [G, d].
     """
-    norm = largest(inverse)
+    norm = diagonal.amax(dim=-1)
     weight = (limit / norm).clamp(max=blend)
     return torch.where((norm > limit) | (norm < 1 / limit), weight, 1.0)
 
@@ -105,11 +106,12 @@ def exact(inverse: Tensor, seen: Statistic, decay: float, limit: float, blend: f
         limit: ε, the norm beyond which (or below whose reciprocal) J is blended with I.
         blend: ζ, the weight of J in that blend.
     """
-    weight = stabiliser(inverse, limit, blend).to(seen.units.dtype)  # [G]
+    diagonal = diagonal_of(inverse, seen.units)
+    weight = stabiliser(diagonal, limit, blend)  # [G]
     images = blended_images(inverse, seen.units, weight)  # ĴU, [G, d, r]
     floor = seen.floor * (decay / (1 - decay))
     columns = solve_gram(floor, seen.units, images) * decay**-0.5
-    return Change(weight / decay, (1 - weight) / decay, columns, -1.0, weight < 1)
+    return Change(diagonal, weight / decay, (1 - weight) / decay, columns, -1.0, weight < 1)
 
 
 def paper(inverse: Tensor, seen: Statistic, decay: float, limit: float, blend: float) -> Change:
@@ -118,7 +120,8 @@ def paper(inverse: Tensor, seen: Statistic, decay: float, limit: float, blend: f
     J⁺ = γĴ + (1-γ)/(γ²(1 + γ(1-γ)vᵀĴv))·ĴvvᵀĴ. Not an inverse of eq. 3/4; kept for fidelity.
     """
     units = seen.units
-    weight = stabiliser(inverse, limit, blend).to(units.dtype)  # [G]
+    diagonal = diagonal_of(inverse, units)
+    weight = stabiliser(diagonal, limit, blend)  # [G]
     images = blended_images(inverse, units, weight)  # [G, d, r]
     columns: list[Tensor] = []
     for j in range(units.shape[-1]):
@@ -129,7 +132,7 @@ def paper(inverse: Tensor, seen: Statistic, decay: float, limit: float, blend: f
         images = decay * images + gain * image * (image.mT @ units)
     shrink = decay ** units.shape[-1]
     keep, shift = weight * shrink, (1 - weight) * shrink
-    return Change(keep, shift, torch.cat(columns, dim=-1), 1.0, weight < 1)
+    return Change(diagonal, keep, shift, torch.cat(columns, dim=-1), 1.0, weight < 1)
 
 
 def reference(inverse: Tensor, seen: Statistic, decay: float, limit: float, blend: float) -> Change:
@@ -142,9 +145,10 @@ def reference(inverse: Tensor, seen: Statistic, decay: float, limit: float, blen
     weight = torch.full_like(inverse[:, 0, 0], blend, dtype=seen.units.dtype)  # [G]
     images = blended_images(inverse, seen.units, weight)
     columns = solve_gram(seen.floor, seen.units, images)
-    over = (largest(inverse) > limit)[:, None, None]
+    diagonal = diagonal_of(inverse, seen.units)
+    over = (diagonal.amax(dim=-1) > limit)[:, None, None]
     columns = columns.masked_fill(over, torch.nan)
-    return Change(weight, 1 - weight, columns, -1.0, weight > 1)
+    return Change(diagonal, weight, 1 - weight, columns, -1.0, weight > 1)
 
 
 def blended_images(inverse: Tensor, units: Tensor, weight: Tensor) -> Tensor:
@@ -163,27 +167,27 @@ def solve_gram(floor: Tensor | float, units: Tensor, images: Tensor) -> Tensor:
     return columns.masked_fill((info != 0)[:, None, None], torch.nan)
 
 
-def guard(inverse: Tensor, change: Change, usable: Tensor) -> tuple[Change, Tensor]:
+def guard(change: Change, usable: Tensor, dtype: torch.dtype) -> tuple[Change, Tensor]:
     """Replace what would damage J: nothing changes where not `usable`, else I where J⁺ is unsound.
 
     J⁺ is unsound where it isn't finite, leaves the dtype's range or has a diagonal entry that
     isn't positive. All of it is read off the new diagonal, O(d·r), before J is touched.
 
     Args:
-        inverse: J, [G, d, d].
         change: The update that a rule proposes.
         usable: Where the statistic may change the factor, [G].
+        dtype: The dtype of J.
 
     Returns:
         The update to write, and where it resets the factor to I, [G].
     """
-    old = inverse.diagonal(dim1=-2, dim2=-1).to(change.columns.dtype)  # [G, d]
-    new = torch.addcmul(change.shift[:, None], old, change.keep[:, None])
+    new = torch.addcmul(change.shift[:, None], change.diagonal, change.keep[:, None])  # [G, d]
     new = new.add_(change.columns.square().sum(dim=-1), alpha=change.sign)
     least, most = new.aminmax(dim=-1)  # not a number where any entry isn't
-    sound = (least > 0) & (most < torch.finfo(inverse.dtype).max ** 0.5)  # [G]
+    sound = (least > 0) & (most < torch.finfo(dtype).max ** 0.5)  # [G]
     written, reset = usable & sound, usable & ~sound
     guarded = Change(
+        change.diagonal,
         torch.where(written, change.keep, (~reset).to(new.dtype)),
         torch.where(written, change.shift, reset.to(new.dtype)),
         change.columns.masked_fill(~written[:, None, None], 0),

@@ -95,7 +95,7 @@ class MKORMethod(Method):
         change = rule(inverse, seen, self.decay, self.norm_limit, self.blend)
         # A statistic that isn't finite makes an unsound update, which the guard turns into a reset.
         usable = present if self.on_nonfinite == "reset" else present & seen.finite  # [G]
-        change, reset = dense.guard(inverse, change, usable)
+        change, reset = dense.guard(change, usable, inverse.dtype)
         dense.write_(inverse, change)
         state["events"] += torch.stack([~seen.finite, reset, change.blended]).sum(dim=-1)
 
