@@ -1,4 +1,4 @@
-"""Which calls count, what the probe leaves alone, and how calls and blocks add up."""
+"""Which calls count, what observing leaves alone, and how calls and blocks add up."""
 
 import pytest
 import torch
@@ -149,7 +149,7 @@ def test_the_output_may_be_edited_in_place(kind, edit, blocks):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_probe_changes_neither_values_nor_layout(kind, dtype, bias, blocks):
+def test_observing_changes_neither_values_nor_layout(kind, dtype, bias, blocks):
     module, shape = layer(kind, bias)
     module.to(dtype)
     rows = batch(shape).to(dtype)

@@ -130,7 +130,7 @@ def scaled_step(model, optimizer, scaler, loss):
 @pytest.mark.parametrize("vectors", VECTORS)
 @pytest.mark.parametrize("rule", RULES)
 def test_a60_loss_scale_does_not_reach_the_factors(rule, vectors):
-    # The scale doubles in every second step; the layer without a bias reads its own probe.
+    # The scale doubles in every second step; the layer without a bias sums its own gradient.
     runs = []
     for scaled in (True, False):
         model = convnet()

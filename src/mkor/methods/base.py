@@ -3,8 +3,8 @@
 A method is a set of pure functions on tensors plus the options they need. It never sees a module,
 a hook, a parameter or a process group. The engine drives it through four calls, in this order:
 
-1. `vectors` (and, for methods that need all rows, `fold`) tells the capture what to reduce a
-   layer's rows to *inside* the forward and backward pass, so that no activation is kept.
+1. `vectors` tells the capture how many block sums to reduce a layer's rows to *inside* the forward
+   and backward pass, so that no activation is kept.
 2. `init` returns the state of a layer: a plain dict of tensors.
 3. `update` is a generator. It receives what the layer showed (`Seen`), yields an `Exchange` each
    time tensors must cross workers, is resumed with the combined tensors, and returns the new
