@@ -6,7 +6,7 @@ loss.backward(); optimizer.step(); optimizer.zero_grad()
 """
 
 from mkor.optimizer import Preconditioner
-from mkor.optimizers import MKOR
+from mkor.optimizers.mkor import MKOR
 from mkor.report import LayerInfo
 
 __version__ = "0.1.0"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 import warnings
@@ -13,51 +12,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mkor.checks import is_count, one_of, positive, require, scheduled
 from mkor.distributed.comm import is_sharded
 from mkor.report import LayerInfo
-
-DTYPES = (None, torch.float32, torch.float64, torch.bfloat16, torch.float16)
-"""Dtypes of factors."""
 
 WIRE_DTYPES = (None, torch.float32, torch.float64, torch.bfloat16)
 """Dtypes of statistics on the wire; sums over more than 65,504 rows overflow in float16."""
 
 
-def require(name: str, value: object, good: bool, rule: str) -> None:
-    """Raise ValueError unless `good`, naming the option, its value and the rule."""
-    if not good:
-        raise ValueError(f"{name}={value!r} is out of range: {name} must be {rule}")
-
-
-def one_of(name: str, value: object, known: Iterable[object]) -> None:
-    """Raise ValueError unless the value is a known one, naming the nearest."""
-    options = list(known)
-    if value in options and not (isinstance(value, bool) and True not in options):
-        return
-    near = difflib.get_close_matches(str(value), [str(option) for option in options], n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(
-        f"{name}={value!r} is unknown: choose from {', '.join(repr(o) for o in options)}{hint}"
-    )
-
-
-def is_count(value: object, least: int) -> bool:
-    """Whether a value is an integer of at least `least`."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def is_number(value: object) -> bool:
-    """Whether a value is a finite number."""
-    real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return real and abs(float(value)) < float("inf")  # type: ignore[arg-type]
-
-
 def common_options(options: dict[str, Any]) -> None:
     """Check the options that all methods share."""
     every, warmup = options["factor_update_steps"], options["warmup_steps"]
-    require("factor_update_steps", every, is_count(every, 1), "an integer of at least 1")
+    count = every(0) if callable(every) else every
+    require("factor_update_steps", count, is_count(count, 1), "an integer of at least 1")
     require("warmup_steps", warmup, is_count(warmup, 0), "an integer of at least 0")
     one_of("rescale", options["rescale"], ("gradient", None))
+    if options["kl_clip"] is not None:
+        scheduled("kl_clip", options["kl_clip"], positive, "positive and finite, or None")
     one_of("on_nonfinite", options["on_nonfinite"], ("skip", "reset", "raise"))
     one_of("wire_dtype", options["wire_dtype"], WIRE_DTYPES)
     skip = options["skip"]

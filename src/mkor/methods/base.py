@@ -1,42 +1,87 @@
 """The contract between a curvature method and the rest of the library.
 
 A method is a set of pure functions on tensors plus the options they need. It never sees a module,
-a hook, a parameter or a process group. The engine drives it through four calls, in this order:
+a hook, a parameter or a process group. The engine drives it through these calls, in this order:
 
-1. `vectors` tells the capture how many block sums to reduce a layer's rows to *inside* the forward
-   and backward pass, so that no activation is kept.
-2. `init` returns the state of a layer: a plain dict of tensors.
-3. `update` is a generator. It receives what the layer showed (`Seen`), yields an `Exchange` each
+1. `wants` tells the capture what to reduce a layer's rows to *inside* the forward and backward
+   pass: sums, second moments, or a few of the rows. Activations are never kept as they are.
+2. `at` returns the method with every option that depends on the step replaced by its value.
+3. `init` returns the state of a layer: a plain dict of tensors.
+4. `update` is a generator. It receives what the layer showed (`Seen`), yields an `Exchange` each
    time tensors must cross workers, is resumed with the combined tensors, and returns the new
    state. The engine runs the generators of all layers to their yield, moves everything in one
    flat bucket, and resumes them: an update reads top to bottom, yet costs one collective a round.
-4. `precondition` maps a gradient matrix to its preconditioned form and changes nothing.
+5. `precondition` maps a gradient matrix to its preconditioned form and changes nothing.
+6. `revisit`, for a method with `second_pass`, is a second update: the same batch is evaluated
+   again after the base's step, and what it shows arrives here.
 
 Every tensor carries a leading dimension G, a stack of independent matrices: the groups of a
 grouped convolution, the three blocks of an attention's input projection, or 1.
 
-Shapes: G stack, r vectors of one update, o output side, i input side (a bias adds one column).
+Shapes: G stack, r vectors of one update, m rows, o output side, i input side (a bias adds one
+column).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 State = dict[str, Tensor]
 
-EVENTS = ("skipped", "resets", "blends")
+EVENTS = ("skipped", "resets", "blends", "rejected", "damped")
 """What `state["events"]` counts: statistics left out as not finite, factors reset to the identity,
-times the stabiliser acted."""
+times the stabiliser acted, inverses or pairs that could not be used so that the last stayed,
+and pairs that damping changed."""
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype to compute in: float64 stays, everything narrower becomes float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums of rows over `blocks` contiguous blocks of the batch, [G, r, d]."""
+
+    blocks: int = 1
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The sum of the outer products of rows, [G, d, d].
+
+    Attributes:
+        shared: What a row is where a weight is used at several places of a sample (tokens,
+            positions): "expand" takes every place as a row, "reduce" one row a sample, the mean
+            of its inputs and the sum of its output gradients.
+    """
+
+    shared: str = "expand"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows themselves, or what `compress` makes of one call's rows.
+
+    A convolution has one row a sample: its mean patch and the sum of its output gradients.
+
+    Attributes:
+        compress: Maps the rows a [G, n, i] and g [G, n, o] of one call and a seed to named tensors
+            [G, m, …] with "inputs" and "grads" among them; those of several calls are concatenated
+            along m. None keeps all rows.
+    """
+
+    compress: Callable[[Tensor, Tensor, int], dict[str, Tensor]] | None = None
+
+
+Kind = Sums | Moment | Rows
+"""What the capture reduces the rows of one side to."""
 
 
 @dataclass(frozen=True)
@@ -58,20 +103,40 @@ class LayerShape:
 class Seen:
     """What one layer showed on this worker since the last step.
 
+    A row of output gradients is what autograd made of the worker's loss: for a mean loss over n
+    samples it is 1/n of the sample's own gradient, and it carries the factor of a loss scale.
+
     Attributes:
-        inputs: Sums over rows of the input vectors, one per block of rows, [G, r, i].
-        grads: Sums over rows of the output gradients, [G, q, o]; q is r, or 1 where only the
-            bias gradient is visible.
-        rows: Number of rows behind each of the r input sums, [r].
+        inputs: The input side by the kind that was wanted: sums [G, r, i], the moment [G, i, i],
+            or rows [G, m, i].
+        grads: The output side: sums [G, q, o] where q is r, or 1 where only the bias gradient is
+            visible; the moment [G, o, o]; or rows [G, m, o].
+        rows: Number of rows behind each of the r input sums, [r]; the number of rows, [1], for
+            the other kinds.
         gradient: Frobenius norm of each matrix of the weight's gradient, [G] or a scalar.
-        grads_reduced: Whether `grads` is already averaged over workers (a bias gradient is).
+        grads_reduced: Whether `grads` is already averaged over workers and unscaled, as a bias
+            gradient is.
+        samples: Number of samples, [1]; with moments only. Differs from `rows` where a row is a
+            position of a convolution.
+        input_sums: Sum of the input rows, [G, i]; with moments only.
+        shown: A few sums of the weight gradient's entries as the backward pass made them, [G, o];
+            None unless the method is `absolute`.
+        true: The same sums of the gradient that is stepped on, averaged over workers.
+        weight: The weight itself, [G, o, i]; None unless the method has a second pass.
+        kept: What `Rows.compress` returned besides inputs and grads, [G, m, …] each.
     """
 
-    inputs: Tensor  # [G, r, i]
-    grads: Tensor  # [G, q, o]
-    rows: Tensor  # [r]
-    gradient: Tensor  # [G]
+    inputs: Tensor
+    grads: Tensor
+    rows: Tensor
+    gradient: Tensor
     grads_reduced: bool
+    samples: Tensor | None = None
+    input_sums: Tensor | None = None
+    shown: Tensor | None = None
+    true: Tensor | None = None
+    weight: Tensor | None = None
+    kept: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,31 +146,72 @@ class Exchange:
     Attributes:
         sum: Tensors added over workers.
         mean: Tensors averaged over workers.
+        gather: Tensors [G, m, …] concatenated along m over workers, whose m may differ.
     """
 
     sum: dict[str, Tensor] = field(default_factory=dict)
     mean: dict[str, Tensor] = field(default_factory=dict)
+    gather: dict[str, Tensor] = field(default_factory=dict)
 
 
 Update = Generator[Exchange, dict[str, Tensor], State]
+Self = TypeVar("Self", bound="Method")
+
+
+def loss_scale(shown: Tensor, true: Tensor) -> Tensor:
+    """What the gradient was multiplied by since the backward pass, a scalar; 1 where all is zero.
+
+    A loss scaler divides the gradients, and clipping shrinks them, after the rows were seen. Sums
+    of the weight gradient before and after tell by how much.
+
+    Args:
+        shown: Sums of the gradient's entries as the backward pass made them, [G, o], averaged over
+            workers.
+        true: The same sums of the gradient that is stepped on, [G, o].
+    """
+    size = shown.abs().amax().clamp_min(torch.finfo(shown.dtype).tiny)
+    units = shown / size  # squares of scaled gradients overflow
+    length = units.square().sum()
+    ratio = (units * (true / size)).sum() / length
+    return torch.where((length > 0) & torch.isfinite(ratio), ratio, 1.0)
 
 
 class Method(ABC):
     """One curvature method: options and pure functions, no tensors of its own.
 
+    Subclasses are frozen dataclasses. A field may hold a function of the step in place of a
+    number; `at` resolves it.
+
     Attributes:
         name: The name the registry knows it by.
-        vectors: Number r of row blocks whose sums the capture keeps for an update.
         state_dtype: Dtype of the factors; None for float32, or float64 for float64 parameters.
+        second_pass: Whether `revisit` must follow the base's step.
     """
 
     name: str
-    vectors: int
     state_dtype: torch.dtype | None
+    second_pass: bool = False
 
     def dtype(self, parameters: torch.dtype) -> torch.dtype:
         """Dtype of the factors of a layer whose parameters have dtype `parameters`."""
         return self.state_dtype or wide(parameters)
+
+    def at(self: Self, step: int) -> Self:
+        """The method with options that are functions of the step replaced by their values."""
+        changed: dict[str, Any] = {}
+        for entry in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, entry.name)
+            if callable(value):
+                changed[entry.name] = value(step)
+        return replace(self, **changed) if changed else self  # type: ignore[type-var]
+
+    def absolute(self) -> bool:
+        """Whether the size of the output gradients matters, so that a loss scale must come out."""
+        return False
+
+    @abstractmethod
+    def wants(self) -> tuple[Kind, Kind]:
+        """What the capture keeps of the inputs and of the output gradients."""
 
     @abstractmethod
     def sides(self, shape: LayerShape) -> tuple[bool, bool]:
@@ -130,3 +236,7 @@ class Method(ABC):
     @abstractmethod
     def precondition(self, state: State, grad: Tensor) -> Tensor:
         """Return the preconditioned gradient of `grad` [G, o, i], in any float dtype."""
+
+    def revisit(self, state: State, seen: Seen) -> Update:
+        """Fold what the same batch shows after the base's step; only with `second_pass`."""
+        raise NotImplementedError(f"{self.name} has no second pass")

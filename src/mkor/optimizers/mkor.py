@@ -1,8 +1,8 @@
-"""One public class per method: its options and what they mean. The mathematics is in `methods`."""
+"""The public class of MKOR. The mathematics is in `methods/mkor.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from mkor.factors.dense import RULES
 from mkor.methods.mkor import MKORMethod
 from mkor.optimizer import Preconditioner
-from mkor.validate import DTYPES, is_count, is_number, one_of, require
+from mkor.checks import DTYPES, Schedule, fraction, is_count, one_of, positive, require, scheduled
 
 
 class MKOR(Preconditioner):
@@ -31,14 +31,15 @@ class MKOR(Preconditioner):
         base: Optimizer,
         *,
         rule: str = "exact",
-        factor_update_steps: int = 10,
+        factor_update_steps: int | Callable[[int], int] = 10,
         warmup_steps: int = 10,
-        factor_decay: float = 0.9,
-        damping: float | None = 0.02,
+        factor_decay: Schedule = 0.9,
+        damping: Schedule | None = 0.02,
         vectors: int = 1,
-        norm_limit: float = 2.0,
-        blend: float = 0.95,
+        norm_limit: Schedule = 2.0,
+        blend: Schedule = 0.95,
         rescale: str | None = "gradient",
+        kl_clip: Schedule | None = None,
         skip: Sequence[str] = (),
         max_dim: int = 8192,
         state_dtype: torch.dtype | None = None,
@@ -46,6 +47,8 @@ class MKOR(Preconditioner):
         on_nonfinite: str = "skip",
     ) -> None:
         """Wrap `base` so that it steps along preconditioned gradients.
+
+        Options of type `Schedule` are numbers or functions of the step, counted from 0.
 
         Args:
             model: The model; layers are observed by hooks.
@@ -63,6 +66,8 @@ class MKOR(Preconditioner):
                 "reference" resets it instead. The reciprocal guards against vanishing.
             blend: Weight of the inverse in that blend (ζ).
             rescale: "gradient" keeps the norm of the gradient (line 10), None keeps the result.
+            kl_clip: Bound κ on Σ lr²⟨V, ∇W⟩ over all layers: updates V are scaled by
+                √(κ/|Σ lr²⟨V, ∇W⟩|) where that is below 1; None leaves them.
             skip: Regular expressions; layers in whose name one of them is found are left to the
                 base.
             max_dim: A side wider than this gets no factor.
@@ -81,18 +86,13 @@ class MKOR(Preconditioner):
         """
         one_of("rule", rule, RULES)
         one_of("state_dtype", state_dtype, DTYPES)
-        inside = is_number(factor_decay) and 0 < factor_decay < 1
-        require("factor_decay", factor_decay, inside, "between 0 and 1, both excluded")
-        positive = damping is None or (is_number(damping) and damping > 0)
-        require("damping", damping, positive, "positive and finite, or None for raw statistics")
+        scheduled("factor_decay", factor_decay, fraction, "between 0 and 1, both excluded")
+        if damping is not None:
+            limits = "positive and finite, or None for raw statistics"
+            scheduled("damping", damping, positive, limits)
         require("vectors", vectors, is_count(vectors, 1), "an integer of at least 1")
-        require(
-            "norm_limit",
-            norm_limit,
-            is_number(norm_limit) and norm_limit > 1,
-            "finite and greater than 1",
-        )
-        require("blend", blend, is_number(blend) and 0 <= blend < 1, "at least 0 and below 1")
+        scheduled("norm_limit", norm_limit, lambda e: e > 1, "finite and greater than 1")
+        scheduled("blend", blend, lambda w: 0 <= w < 1, "at least 0 and below 1")
         require("max_dim", max_dim, is_count(max_dim, 1), "an integer of at least 1")
         method = MKORMethod(
             rule,
@@ -112,6 +112,7 @@ class MKOR(Preconditioner):
             factor_update_steps=factor_update_steps,
             warmup_steps=warmup_steps,
             rescale=rescale,
+            kl_clip=kl_clip,
             skip=skip,
             wire_dtype=wire_dtype,
             on_nonfinite=on_nonfinite,
