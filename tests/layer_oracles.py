@@ -10,15 +10,16 @@ import torch
 
 from mkor.capture.discover import find_layers
 from mkor.capture.hooks import Capture
+from mkor.methods.base import Sums
 
 
 class Observed:
     """A module under capture, without an optimizer."""
 
-    def __init__(self, module, blocks=1):
+    def __init__(self, module, blocks=1, kinds=None):
         everything = {id(parameter) for parameter in module.parameters()}
         self.layers, self.left = find_layers(module, everything, (), lambda shape: None)
-        self.capture = Capture(blocks)
+        self.capture = Capture(kinds or (Sums(blocks), Sums(blocks)), absolute=True)
         self.capture.watch(self.layers)
         self.capture.armed = True
 

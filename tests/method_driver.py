@@ -14,7 +14,7 @@ def init(method, shape, parameters=torch.float32):
 def combined(message):
     """What one worker gets back for its own message."""
     assert isinstance(message, Exchange)
-    return {**message.sum, **message.mean}
+    return {**message.sum, **message.mean, **message.gather}
 
 
 def finish(generator, message):

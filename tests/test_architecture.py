@@ -16,7 +16,7 @@ CORE_FILES = sorted(CORE.rglob("*.py"))
 
 # What the files of a folder may import of ours, besides each other.
 SEES = {
-    "capture": {"mkor.methods.base"},
+    "capture": {"mkor.linalg", "mkor.methods.base"},
     "distributed": set(),
     "factors": {"mkor.linalg"},
     "integrations": {"mkor.optimizer"},

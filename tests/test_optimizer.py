@@ -205,12 +205,12 @@ def test_layers_and_repr():
     assert (conv.kind, conv.shape, conv.preconditioned) == ("Conv2d", (4, 3, 2, 2), True)
     assert (conv.updates, conv.last_update, conv.reason) == (2, 1, None)
     saved = optimizer.state_dict()["preconditioner"]["layers"]["0"]["state"]
-    assert conv.bytes == sum(t.nbytes for t in saved.values()) == 4 * (4**2 + 13**2) + 3 * 8
+    assert conv.bytes == sum(t.nbytes for t in saved.values()) == 4 * (4**2 + 13**2) + 5 * 8
     assert infos["2"].reason == "no rule for LayerNorm"
     assert infos["3"].reason == "skipped by a skip pattern"
     assert infos["4"].reason == "frozen" and infos["4"].updates == 0
     assert repr(optimizer).splitlines() == [
-        "MKOR on SGD: 1 layer preconditioned, 0.7 KiB of factors",
+        "MKOR on SGD: 1 layer preconditioned, 0.8 KiB of factors",
         "  0  Conv2d  4x3x2x2  2 updates",
         "  base optimizer only: 1 x frozen",
         "  base optimizer only: 1 x no rule for LayerNorm",

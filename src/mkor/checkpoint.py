@@ -50,8 +50,9 @@ def resized(model: nn.Module, packed: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def pack(engine: Engine, base: Optimizer, names: list[list[str]]) -> dict[str, Any]:
+def pack(engine: Engine, base: Optimizer) -> dict[str, Any]:
     """The factors and counters of every layer, and what identifies the model."""
+    names = parameter_names(engine.model, base.param_groups)
     layers: dict[str, Any] = {}
     shapes = parameter_shapes(engine.model)
     for name, layer in engine.layers.items():
@@ -109,6 +110,32 @@ def group_differences(saved: list[list[str]], own: list[list[str]]) -> list[str]
     return out or ["its parameters are grouped or ordered differently"]
 
 
+def load(engine: Engine, base: Optimizer, loaded: dict[str, Any], strict: bool) -> None:
+    """Load a checkpoint, whose tensors become the optimizer's.
+
+    Raises:
+        ValueError: `strict` and the checkpoint differs; nothing is changed then.
+    """
+    packed = loaded.pop(KEY, None)
+    if packed is None and strict:
+        raise ValueError(
+            "this checkpoint has no factors: it was saved by a plain optimizer. Pass "
+            "strict=False to load the base optimizer's state and start with new factors"
+        )
+    names = parameter_names(engine.model, base.param_groups)
+    packed = packed or without_factors(names)
+    different = differences(engine, base, names, packed)
+    if different and strict:
+        raise ValueError(
+            "this checkpoint is of another model or optimizer: "
+            + "; ".join(different)
+            + ". Pass strict=False to load what matches by name"
+        )
+    resizes = resized(engine.model, packed)
+    base.load_state_dict(base_part(base, loaded, packed, names, resizes))
+    unpack(engine, packed)
+
+
 def unpack(engine: Engine, packed: dict[str, Any]) -> None:
     """Load factors into the layers of the same name and shape; the others start anew."""
     engine.index = packed["step"]
@@ -121,7 +148,7 @@ def unpack(engine: Engine, packed: dict[str, Any]) -> None:
             state = {key: tensor.clone() for key, tensor in saved["state"].items()}
             engine.records[name] = Record(state, saved["updates"], saved["last_update"])
     engine.capture.clear()
-    engine.capture.armed = engine.schedule.due(engine.index)
+    engine.listen()
 
 
 def base_part(

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mkor.capture.discover import Layer, LeftOut, find_layers
+from mkor.capture.folds import observable
 from mkor.capture.hooks import Capture
+from mkor.capture.views import View
 from mkor.distributed import comm
-from mkor.distributed.bucket import reduce_flat
-from mkor.methods.base import Exchange, LayerShape, Method, Seen, State, Update, wide
-from mkor.rescale import keep_finite, match_norm
+from mkor.distributed.bucket import gather_flat, reduce_flat
+from mkor.methods.base import Exchange, Method, Seen, State, Update
+from mkor.rescale import keep_finite, kl_factor, match_norm
 from mkor.schedule import UpdateSchedule
 
 RESCALE: dict[str | None, Callable[[Tensor, Tensor], Tensor]] = {
@@ -55,6 +58,7 @@ class Engine:
         *,
         skip: tuple[str, ...],
         rescale: str | None,
+        kl_clip: float | Callable[[int], float] | None,
         wire_dtype: torch.dtype | None,
         on_nonfinite: str,
     ) -> None:
@@ -64,9 +68,10 @@ class Engine:
         self.schedule = schedule
         self.skip = skip
         self.rescale = rescale
+        self.kl_clip = kl_clip
         self.wire_dtype = wire_dtype
         self.on_nonfinite = on_nonfinite
-        self.capture = Capture(method.vectors)
+        self.capture = Capture(method.wants(), method.absolute())
         self.layers: dict[str, Layer] = {}
         self.left: list[LeftOut] = []
         self.records: dict[str, Record] = {}
@@ -82,42 +87,85 @@ class Engine:
             for name, layer in self.layers.items()
         }
         self.capture.watch(self.layers)
-        self.capture.armed = self.schedule.due(self.index)
+        self.listen()
 
-    def accept(self, shape: LayerShape) -> str | None:
-        """Why the method has no factor for a shape, or None if it has one."""
-        return None if any(self.method.sides(shape)) else self.method.limit()
+    def listen(self) -> None:
+        """Observe the step that begins, if it updates the factors."""
+        self.now = self.method.at(self.index)
+        self.capture.arm(self.due, self.now.wants(), self.index)
+
+    @property
+    def due(self) -> bool:
+        """Whether the current step updates the factors."""
+        return self.schedule.due(self.index)
+
+    def accept(self, view: View) -> str | None:
+        """Why the method can't take a layer, or None if it can."""
+        reason = observable(view, self.method.wants()[1])
+        has_factor = any(self.method.sides(view.shape))
+        return reason or (None if has_factor else self.method.limit())
 
     def update(self) -> None:
         """Fold what the layers showed into their factors, if this step is due."""
-        if not self.schedule.due(self.index):
+        if not self.due:
             return
         seen = self.collect()
         if self.on_nonfinite == "raise":
             self.refuse_nonfinite(seen)
-        updates = {name: self.method.update(self.state(name), what) for name, what in seen.items()}
-        for name, state in run_together(updates, self.exchange).items():
-            record = self.records[name]
-            record.state = state
-            record.updates += 1
-            record.last_update = self.index
+        states = self.run({n: self.now.update(self.state(n), what) for n, what in seen.items()})
+        for name in states:
+            self.records[name].updates += 1
+            self.records[name].last_update = self.index
 
-    def precondition(self) -> None:
-        """Rewrite the gradients of every layer that has factors and a dense gradient."""
+    def revisit(self) -> None:
+        """Fold what the same batch showed after the base's step, for layers that were updated."""
+        seen = {name: what for name, what in self.collect().items() if self.records[name].state}
+        self.run({n: self.now.revisit(self.state(n), what) for n, what in seen.items()})
+
+    def run(self, updates: dict[str, Update]) -> dict[str, State]:
+        """Run updates together and keep the states they return."""
+        states = run_together(updates, self.exchange)
+        for name, state in states.items():
+            self.records[name].state = state
+        return states
+
+    def precondition(self, lrs: dict[int, Any]) -> None:
+        """Rewrite the gradients of every layer that has factors and a dense gradient.
+
+        `lrs` are the learning rates by the `id` of the parameter; only `kl_clip` needs them.
+        """
         scale = RESCALE[self.rescale]
+        products: list[Tensor] = []
+        written: list[View] = []
         for name, layer in self.layers.items():
-            grad = layer.view.weight.grad
+            view, grad = layer.view, layer.view.weight.grad
             if grad is None or grad.layout != torch.strided or not self.records[name].state:
                 continue
-            matrix = layer.view.matrix()  # [G, o, i]
-            update = self.method.precondition(self.state(name), matrix).to(matrix.dtype)
-            layer.view.write(scale(layer.view.present(update), matrix))
+            matrix = view.matrix()  # [G, o, i]
+            update = self.now.precondition(self.state(name), matrix).to(matrix.dtype)
+            update = scale(view.present(update), matrix)
+            if self.kl_clip is not None:
+                product = torch.dot(update.flatten(), matrix.flatten())
+                products.append(product * lrs[id(view.weight)] ** 2)
+                written.append(view)
+            view.write(update)
+        self.clip(products, written)
+
+    def clip(self, products: list[Tensor], written: list[View]) -> None:
+        """Scale the updates of all layers so that together they stay within `kl_clip`."""
+        if self.kl_clip is None or not products:
+            return
+        limit = self.kl_clip(self.index) if callable(self.kl_clip) else self.kl_clip
+        first = products[0]
+        factor = kl_factor(torch.stack([product.to(first) for product in products]), limit)
+        for view in written:
+            view.scale(factor.to(view.weight.device))
 
     def advance(self) -> None:
         """End the step: forget its statistics and listen if the next one updates."""
         self.index += 1
         self.capture.clear()
-        self.capture.armed = self.schedule.due(self.index)
+        self.listen()
 
     def collect(self) -> dict[str, Seen]:
         """Statistics of every layer that showed some; on many workers, of every layer."""
@@ -129,9 +177,10 @@ class Engine:
                 continue
             what = self.capture.collect(layer)
             if what is None and together:
-                what = nothing_seen(layer, self.method.vectors)
+                what = self.capture.nothing(layer)
             if what is not None:
-                seen[name] = what
+                weight = layer.view.weights() if self.method.second_pass else None
+                seen[name] = what if weight is None else replace(what, weight=weight)
             elif layer.view.weight.grad is not None and not self.records[name].updates:
                 silent.append(name)
         self.warn_silent(silent)
@@ -141,11 +190,11 @@ class Engine:
         """The layer's state: made at the first use, following its weight's device and dtype."""
         record, view = self.records[name], self.layers[name].view
         weight = view.weight
-        dtype = self.method.dtype(weight.dtype)
         if not record.state:
             return self.method.init(view.shape, weight.device, weight.dtype)
         for key, tensor in record.state.items():
-            wanted = dtype if tensor.is_floating_point() else tensor.dtype
+            floating = tensor.is_floating_point()
+            wanted = self.method.dtype(weight.dtype, key) if floating else tensor.dtype
             if tensor.device != weight.device or tensor.dtype != wanted:
                 record.state[key] = tensor.to(weight.device, wanted)
         return record.state
@@ -154,7 +203,7 @@ class Engine:
         """Combine one round of all layers' messages over workers, in flat buckets."""
         workers = comm.world_size()
         if workers == 1:
-            return [{**message.sum, **message.mean} for message in messages]
+            return [{**message.sum, **message.mean, **message.gather} for message in messages]
         out: list[dict[str, Tensor]] = [{} for _ in messages]
         keys = [(i, key) for i, m in enumerate(messages) for key in (*m.sum, *m.mean)]
         tensors = [
@@ -163,6 +212,13 @@ class Engine:
         ]
         reduced = reduce_flat(tensors, comm.all_reduce_sum, self.wire_dtype)
         for (i, key), tensor in zip(keys, reduced, strict=True):
+            out[i][key] = tensor
+        keys = [(i, key) for i, m in enumerate(messages) for key in m.gather]
+        rows = [messages[i].gather[key] for i, key in keys]
+        gathered = gather_flat(
+            rows, comm.all_gather_counts, comm.all_gather_vectors, self.wire_dtype
+        )
+        for (i, key), tensor in zip(keys, gathered, strict=True):
             out[i][key] = tensor
         return out
 
@@ -213,18 +269,3 @@ def run_together(
         combined = exchange(list(waiting.values())) if waiting else []
         answers = dict(zip(waiting, combined, strict=True))
     return done
-
-
-def nothing_seen(layer: Layer, blocks: int) -> Seen:
-    """The statistic of a layer that this worker didn't use: no rows."""
-    view = layer.view
-    shape, weight = view.shape, view.weight
-    dtype = wide(weight.dtype)
-    inputs = weight.new_zeros(shape.stack, blocks, shape.inputs, dtype=dtype)
-    rows = weight.new_zeros(blocks, dtype=dtype)
-    bias = view.bias_gradient() if layer.bias_shows_gradient else None
-    if bias is not None:
-        grads = bias.detach().to(dtype)
-        return Seen(inputs, grads, rows, view.gradient_norm(), grads_reduced=True)
-    grads = weight.new_zeros(shape.stack, blocks, shape.outputs, dtype=dtype)
-    return Seen(inputs, grads, rows, view.gradient_norm(), grads_reduced=False)

@@ -11,6 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+STRIPE = 512
+"""Width of the column blocks in which a symmetric product is formed."""
+
 
 def slow_half(tensor: Tensor) -> bool:
     """Whether matrix products of this tensor have no fast kernel (float16 on the CPU)."""
@@ -47,6 +50,24 @@ def add_low_rank_(matrix: Tensor, columns: Tensor, sign: float) -> Tensor:
             matrix.addcmul_(column, column.mT, value=sign)
         return matrix
     return matrix.baddbmm_(columns, columns.mT, alpha=sign)
+
+
+def add_gram_(matrix: Tensor, rows: Tensor) -> Tensor:
+    """In place `matrix += rowsᵀ rows`; of wide matrices only one triangle is multiplied out.
+
+    Args:
+        matrix: Symmetric matrices, [G, d, d].
+        rows: [G, n, d], same dtype.
+    """
+    side = matrix.shape[-1]
+    if side < 2 * STRIPE:
+        return matrix.baddbmm_(rows.mT, rows)
+    for start in range(0, side, STRIPE):
+        end = min(start + STRIPE, side)
+        stripe = rows[..., start:end].mT @ rows[..., start:]  # [G, STRIPE, d - start]
+        matrix[:, start:end, start:] += stripe
+        matrix[:, end:, start:end] += stripe[..., end - start :].mT
+    return matrix
 
 
 def sandwich(left: Tensor | None, grad: Tensor, right: Tensor | None) -> Tensor:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch.optim import Optimizer
 
 from mkor import checkpoint, validate
 from mkor.capture.hooks import remove_inert_hooks
+from mkor.conditions import Replay, exact
 from mkor.engine import Engine
 from mkor.methods.base import Method
 from mkor.report import LayerInfo, layer_infos, table
@@ -54,6 +54,8 @@ class Preconditioner(Optimizer):
         validate.check_base(base)
         validate.check_parameters(model, base.param_groups)
         validate.common_options(common)
+        if method.second_pass:
+            validate.check_second_pass(base)
         self._attach(model, base, method, common)
         validate.warn_idle(self.layers())
 
@@ -73,6 +75,7 @@ class Preconditioner(Optimizer):
             schedule,
             skip=tuple(common["skip"]),
             rescale=common["rescale"],
+            kl_clip=common["kl_clip"],
             wire_dtype=common["wire_dtype"],
             on_nonfinite=common["on_nonfinite"],
         )
@@ -118,6 +121,8 @@ class Preconditioner(Optimizer):
         Returns:
             The closure's loss, or None.
         """
+        if self._method.second_pass and not self._closed:
+            return self._step_twice(validate.check_closure(self, closure))
         if validate.needs_closure(self.base):
             return self._step_by_closure(validate.check_closure(self.base, closure))
         loss = None
@@ -139,11 +144,40 @@ class Preconditioner(Optimizer):
         """
         if self._closed:
             return
-        with self._exact():
-            self._engine.update()
-            self._engine.precondition()
+        if self._method.second_pass:
+            raise TypeError(
+                f"{type(self).__name__} evaluates each batch again after the base's step, so it "
+                "can't precondition alone: call step(closure)"
+            )
+        self._rewrite()
         self._engine.advance()
         self._preconditioned = True
+
+    def _rewrite(self, update: bool = True) -> None:
+        with exact(self.model.parameters()):
+            if update:
+                self._engine.update()
+            self._engine.precondition(self._rates())
+
+    def _rates(self) -> dict[int, Any]:
+        if self._common["kl_clip"] is None:
+            return {}
+        return {id(p): group["lr"] for group in self.param_groups for p in group["params"]}
+
+    def _step_twice(self, closure: Callable[[], Any]) -> Any:
+        replay = Replay(self.model) if self._engine.due else None
+        with torch.enable_grad():
+            loss = closure()
+        self._rewrite()
+        self.base.step()
+        if replay is not None:
+            self._engine.capture.clear()
+            with replay.again(), torch.enable_grad():
+                closure()
+            with exact(self.model.parameters()):
+                self._engine.revisit()
+        self._engine.advance()
+        return loss
 
     def _step_by_closure(self, closure: Callable[[], Any]) -> Any:
         evaluations = 0
@@ -153,10 +187,7 @@ class Preconditioner(Optimizer):
             with torch.enable_grad():
                 loss = closure()
             if not self._closed:
-                with self._exact():
-                    if evaluations == 0:
-                        self._engine.update()
-                    self._engine.precondition()
+                self._rewrite(update=evaluations == 0)
                 self._engine.capture.armed = False
             evaluations += 1
             return loss
@@ -165,15 +196,6 @@ class Preconditioner(Optimizer):
             return self.base.step(preconditioned)
         finally:
             self._engine.advance()
-
-    @contextmanager
-    def _exact(self) -> Iterator[None]:
-        """No graph and no autocast: the mathematics runs in the dtypes it names."""
-        kinds = {p.device.type for group in self.param_groups for p in group["params"]}
-        with torch.no_grad(), ExitStack() as stack:
-            for kind in kinds:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients and the statistics that belong to them."""
@@ -225,8 +247,7 @@ class Preconditioner(Optimizer):
         """
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
-        names = checkpoint.parameter_names(self.model, self.param_groups)
-        packed = checkpoint.pack(self._engine, self.base, names)
+        packed = checkpoint.pack(self._engine, self.base)
         out = {**self.base.state_dict(), checkpoint.KEY: packed}
         for after in self._optimizer_state_dict_post_hooks.values():
             changed = after(self, out)
@@ -248,25 +269,7 @@ class Preconditioner(Optimizer):
             changed = before(self, state_dict)
             state_dict = state_dict if changed is None else changed
         validate.check_state_dict(state_dict)
-        loaded = copy.deepcopy(state_dict)
-        packed = loaded.pop(checkpoint.KEY, None)
-        if packed is None and strict:
-            raise ValueError(
-                "this checkpoint has no factors: it was saved by a plain optimizer. Pass "
-                "strict=False to load the base optimizer's state and start with new factors"
-            )
-        names = checkpoint.parameter_names(self.model, self.param_groups)
-        packed = packed or checkpoint.without_factors(names)
-        different = checkpoint.differences(self._engine, self.base, names, packed)
-        if different and strict:
-            raise ValueError(
-                "this checkpoint is of another model or optimizer: "
-                + "; ".join(different)
-                + ". Pass strict=False to load what matches by name"
-            )
-        resized = checkpoint.resized(self.model, packed)
-        self.base.load_state_dict(checkpoint.base_part(self.base, loaded, packed, names, resized))
-        checkpoint.unpack(self._engine, packed)
+        checkpoint.load(self._engine, self.base, copy.deepcopy(state_dict), strict)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -288,7 +291,7 @@ class Preconditioner(Optimizer):
         self._attach(state["model"], state["base"], state["method"], state["common"])
         self._engine.index = state["index"]
         self._engine.records = state["records"]
-        self._engine.capture.armed = self._engine.schedule.due(self._engine.index)
+        self._engine.listen()
         if state["closed"]:
             self.close()
 

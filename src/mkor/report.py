@@ -26,6 +26,8 @@ class LayerInfo:
         skipped: Statistics left out as not finite.
         resets: Factors reset to the identity.
         blends: Times the stabiliser acted.
+        rejected: Inverses or pairs that could not be used, so that the last one stayed.
+        damped: Pairs that damping changed.
     """
 
     name: str
@@ -39,6 +41,8 @@ class LayerInfo:
     skipped: int = 0
     resets: int = 0
     blends: int = 0
+    rejected: int = 0
+    damped: int = 0
 
 
 def layer_infos(engine: Engine) -> list[LayerInfo]:
@@ -51,6 +55,7 @@ def layer_infos(engine: Engine) -> list[LayerInfo]:
 def preconditioned(engine: Engine, name: str) -> LayerInfo:
     """The record of one layer; reads its counters, which synchronises with its device."""
     view, record = engine.layers[name].view, engine.records[name]
+    size = sum(t.numel() * t.element_size() for t in record.state.values())
     events = record.state["events"].tolist() if record.state else [0] * len(EVENTS)
     frozen = not view.weight.requires_grad
     sides = engine.method.sides(view.shape)
@@ -64,7 +69,7 @@ def preconditioned(engine: Engine, name: str) -> LayerInfo:
         tuple(view.weight.shape),
         not frozen,
         reason,
-        engine.method.bytes(view.shape, view.weight.dtype),
+        size or engine.method.bytes(view.shape, view.weight.dtype),
         record.updates,
         record.last_update,
         **dict(zip(EVENTS, events, strict=True)),
@@ -82,8 +87,8 @@ def table(title: str, infos: Iterable[LayerInfo], most: int = 12) -> str:
     width = max((len(i.name) for i in rows[:most]), default=0)
     for info in rows[:most]:
         shape = "x".join(map(str, info.shape))
-        events = f"  {info.resets} resets" if info.resets else ""
-        events += f"  {info.skipped} skipped" if info.skipped else ""
+        counts = {key: getattr(info, key) for key in ("resets", "skipped", "rejected")}
+        events = "".join(f"  {count} {key}" for key, count in counts.items() if count)
         lines.append(
             f"  {info.name:<{width}}  {info.kind}  {shape}  {info.updates} updates{events}"
         )

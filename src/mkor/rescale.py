@@ -39,3 +39,20 @@ def keep_finite(update: Tensor, grad: Tensor) -> Tensor:
     """Return `update`, or `grad` for the matrices where the update is not finite, [G, o, i]."""
     size = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True)  # [G, 1, 1]
     return torch.where(size < math.inf, update, grad)
+
+
+def kl_factor(products: Tensor, limit: float) -> Tensor:
+    """The factor ν = min(1, √(κ/|Σ lr²⟨V, ∇⟩|)) that bounds a step's change of the model.
+
+    The sum approximates the KL divergence that the step causes (Ba, Grosse and Martens 2017). Where
+    it is zero or not finite, nothing is scaled.
+
+    Args:
+        products: lr²⟨V, ∇⟩ of every layer, [n].
+        limit: κ.
+
+    Returns:
+        A scalar.
+    """
+    ratio = (limit / products.sum().abs()).sqrt()
+    return torch.where(ratio < 1, ratio, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -10,13 +11,14 @@ class UpdateSchedule:
     """Factors are updated in the first `warmup` steps and then in every `every`-th step.
 
     Attributes:
-        every: The paper's f, in optimizer steps.
+        every: The paper's f, in optimizer steps; a number or a function of the step.
         warmup: Number of steps at the start that all update.
     """
 
-    every: int
+    every: int | Callable[[int], int]
     warmup: int
 
     def due(self, step: int) -> bool:
         """Whether step number `step` (from 0) updates the factors."""
-        return step < self.warmup or step % self.every == 0
+        every = self.every(step) if callable(self.every) else self.every
+        return step < self.warmup or step % every == 0

@@ -103,6 +103,15 @@ def check_closure(base: Optimizer, closure: Callable[[], Any] | None) -> Callabl
     return closure
 
 
+def check_second_pass(base: Optimizer) -> None:
+    """Check that a base steps once an evaluation, so that the batch can be evaluated again."""
+    if needs_closure(base):
+        raise ValueError(
+            f"base is {type(base).__name__}, which evaluates the model itself several times a "
+            "step; this method evaluates it again after one step of its base: use SGD or AdamW"
+        )
+
+
 def check_state_dict(state_dict: object) -> None:
     """Check that a checkpoint is one of an optimizer."""
     if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():

@@ -6,6 +6,7 @@ from torch import nn
 
 import layer_oracles as oracle
 from layer_oracles import Observed, backward
+from mkor.methods.base import Moment, Rows
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -48,6 +49,49 @@ def check(module, inputs, explicit_rows, blocks, *, conv=False, bias_column=True
         torch.testing.assert_close(seen.grads[:, 0], grads.sum(dim=(1, 2)), **CLOSE)
     total = seen.grads.sum(dim=1)
     torch.testing.assert_close(total, grads.sum(dim=(1, 2)), **CLOSE)
+    check_moments(module, inputs, grad_output, rows, grads, conv, column)
+    check_single_rows(module, inputs, grad_output, rows, grads, conv, column)
+
+
+def observed_again(module, inputs, grad_output, kind):
+    """The same call under another kind of statistic."""
+    module.zero_grad()
+    observed = Observed(module, kinds=(kind, kind))
+    module(inputs).backward(grad_output)
+    return observed.seen()
+
+
+def with_ones(rows, column):
+    """Rows [G, n, i] with the constant of the bias."""
+    return torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1) if column else rows
+
+
+def check_moments(module, inputs, grad_output, rows, grads, conv, column):
+    """Second moments with every position a row, or one row a sample."""
+    for shared in ("expand", "reduce"):
+        a, g = rows.flatten(1, 2), grads.flatten(1, 2)
+        if shared == "reduce":
+            a, g = rows.mean(dim=2), grads.sum(dim=2)
+        samples = rows.shape[1] if conv or shared == "reduce" else a.shape[1]
+        a = with_ones(a, column)
+        seen = observed_again(module, inputs, grad_output, Moment(shared))
+        torch.testing.assert_close(seen.inputs, a.mT @ a, **CLOSE)
+        torch.testing.assert_close(seen.grads, g.mT @ g, **CLOSE)
+        torch.testing.assert_close(seen.input_sums, a.sum(dim=1), **CLOSE)
+        assert (seen.rows.tolist(), seen.samples.tolist()) == ([a.shape[1]], [samples])
+        assert not seen.grads_reduced
+        torch.testing.assert_close(seen.shown, seen.true, rtol=0, atol=0)
+        assert seen.shown.abs().sum() > 0
+
+
+def check_single_rows(module, inputs, grad_output, rows, grads, conv, column):
+    """Tokens as rows; of a convolution the mean patch and the sum of gradients of a sample."""
+    a = rows.mean(dim=2) if conv else rows.flatten(1, 2)
+    g = grads.sum(dim=2) if conv else grads.flatten(1, 2)
+    seen = observed_again(module, inputs, grad_output, Rows())
+    torch.testing.assert_close(seen.inputs, with_ones(a, column), **CLOSE)
+    torch.testing.assert_close(seen.grads, g, **CLOSE)
+    assert seen.rows.tolist() == [a.shape[1]]
 
 
 # --- Linear --------------------------------------------------------------------------------------

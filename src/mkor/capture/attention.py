@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mkor.capture.views import LinearView, Sums, View, block_sums, sizes
+from mkor.capture.views import BlockSums, LinearView, View, block_sums, sizes
 from mkor.methods.base import LayerShape
 
 _OPERAND = {torch.ops.aten.addmm.default: 1, torch.ops.aten.mm.default: 0}
@@ -51,7 +51,7 @@ def output_order(operand: Tensor, output: Tensor, module: nn.Module) -> Tensor:
     return operand.reshape(*output.shape[:-1], -1)
 
 
-class AttentionInputView(View):
+class AttentionInputView(LinearView):
     """An input projection: the packed weight as three blocks, or one separate weight."""
 
     sources: tuple[int, ...] = (0, 1, 2)
@@ -60,23 +60,19 @@ class AttentionInputView(View):
         """[3·E, E] as [3, E, E]."""
         return weight.reshape(self.shape.stack, self.shape.outputs, -1)
 
-    def input_sums(self, inputs: Tensor, blocks: int) -> Sums:
-        """Not used: an attention call has three inputs, see `call_sums`."""
-        raise NotImplementedError
-
     def output_sums(self, grad: Tensor, inputs: torch.Size, blocks: int) -> Tensor:
         """Not used: the projection's own output is inside the attention."""
         raise NotImplementedError
 
-    def call_sums(self, arguments: tuple[Tensor, ...], blocks: int) -> Sums:
+    def call_sums(self, tensors: list[Tensor], blocks: int) -> BlockSums:
         """Block sums of query, key and value rows, [G, r, i], and the rows of the first.
 
         The others are scaled to its number of rows, so that each keeps its own mean.
         """
         sums: list[Tensor] = []
         counts: list[int] = []
-        for source in self.sources:
-            rows = arguments[source].flatten(0, -2)
+        for tensor in tensors:
+            rows = tensor.flatten(0, -2)
             own = sizes(rows.shape[0], blocks)
             part = block_sums(rows, own)
             counts = counts or own

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter, is_lazy
 
 from mkor.capture.attention import AttentionInputView, attention_views, computed_parts
-from mkor.capture.views import ConvView, HFConv1DView, LinearView, TransposedConvView, View
+from mkor.capture.convs import ConvView, TransposedConvView
+from mkor.capture.views import HFConv1DView, LinearView, View
 from mkor.methods.base import LayerShape
 
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
@@ -61,7 +62,7 @@ def find_layers(
     model: nn.Module,
     optimized: set[int],
     skip: Iterable[str],
-    accept: Callable[[LayerShape], str | None],
+    accept: Callable[[View], str | None],
 ) -> tuple[dict[str, Layer], list[LeftOut]]:
     """Find the layers to precondition.
 
@@ -69,7 +70,7 @@ def find_layers(
         model: The model.
         optimized: `id` of every parameter in the base optimizer.
         skip: Regular expressions; a module whose name one of them matches anywhere is left out.
-        accept: Says why a shape has no factors, or None if it has some.
+        accept: Says why the method can't take a view, or None if it can.
 
     Returns:
         Layers by name, and what is left out with its reason.
@@ -85,7 +86,7 @@ def find_layers(
         reason = (
             "skipped by a skip pattern"
             if any(matches(patterns, v.name) for v in views)
-            else unusable(view, optimized) or shared(views, users) or accept(view.shape)
+            else unusable(view, optimized) or shared(views, users) or accept(view)
         )
         if reason is None:
             for other in views:

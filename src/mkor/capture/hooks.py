@@ -1,11 +1,11 @@
 """Forward and backward passes → per-layer statistics.
 
-A hook on each observed module sums a call's input rows (see `views`) and passes the output through
+A hook on each observed module folds a call's input rows (see `folds`) and passes the output through
 an identity whose backward leaves the statistics in the gradients of two small leaves a layer: the
-input sums as they are, the output gradient summed in the same blocks. Autograd itself then decides
-what counts: a forward pass that is discarded, recomputed by checkpointing, run for input gradients
-only, or run without gradients leaves nothing; calls and micro-batches add up; and compiled graphs
-hold the identity as any other operation. Hooks are idle except in steps that update the factors.
+input fold as it is, and that of the output gradient. Autograd itself then decides what counts: a
+forward pass that is discarded, recomputed by checkpointing, run for input gradients only, or run
+without gradients leaves nothing; calls and micro-batches add up; and compiled graphs hold the
+identity as any other operation. Hooks are idle except in steps that update the factors.
 
 Hooks hold no strong reference to the optimizer, and their copies and pickles are inert.
 """
@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mkor.capture.attention import AttentionInputView, LastProduct, output_order
+from mkor.capture.collect import collected, nothing
 from mkor.capture.discover import Layer
-from mkor.capture.observe import Leaves, Observe, fresh, with_counts
-from mkor.capture.views import Sums, View
-from mkor.methods.base import Seen, wide
+from mkor.capture.folds import fold_inputs, sources
+from mkor.capture.observe import Leaves, Observe, ObserveRows, RowLeaf, fresh
+from mkor.capture.views import View
+from mkor.methods.base import Kind, Rows, Seen, Sums, wide
 
 
 class ModuleHook:
@@ -70,16 +72,45 @@ class ModuleHook:
             return capture.observe(module, self.views, inputs, output, operand)
 
 
+class WeightHook:
+    """Notes sums of a weight's gradient as it arrives, before it is unscaled or clipped."""
+
+    def __init__(self, capture: Capture, view: View) -> None:
+        """Bind to a capture."""
+        self.capture = weakref.ref(capture)
+        self.view = view
+
+    def __call__(self, weight: Tensor) -> None:
+        """Called when a backward pass has added to the gradient."""
+        capture = self.capture()
+        dense = weight.grad is not None and weight.grad.layout == torch.strided
+        if capture is not None and capture.armed and dense:
+            assert weight.grad is not None
+            capture.shown[self.view.name] = self.view.checksums(weight.grad.detach())
+
+
 class Capture:
     """Hooks on the modules of a set of layers, and what they saw since the last step."""
 
-    def __init__(self, blocks: int) -> None:
-        """Keep `blocks` row blocks (the method's r) of each statistic."""
-        self.blocks = blocks
+    def __init__(self, kinds: tuple[Kind, Kind], absolute: bool = False) -> None:
+        """Idle until `armed`.
+
+        Args:
+            kinds: What to keep of the inputs and of the output gradients.
+            absolute: Whether to note what the weight gradients were before they are unscaled.
+        """
+        self.kinds = kinds
+        self.absolute = absolute
         self.armed = False
+        self.seed = 0
         self.layers: dict[str, Layer] = {}
-        self.leaves: dict[str, Leaves] = {}
+        self.leaves: dict[str, Leaves | RowLeaf] = {}
+        self.shown: dict[str, Tensor] = {}
         self.handles: list[RemovableHandle] = []
+
+    def arm(self, armed: bool, kinds: tuple[Kind, Kind], seed: int) -> None:
+        """Listen, or not, from the next forward pass on; `seed` is for methods that draw rows."""
+        self.armed, self.kinds, self.seed = armed, kinds, seed
 
     def watch(self, layers: dict[str, Layer]) -> None:
         """Install hooks for the layers, in place of those installed before."""
@@ -88,16 +119,22 @@ class Capture:
         self.leaves = {name: self.make_leaves(layer.view) for name, layer in layers.items()}
         by_module: dict[nn.Module, list[View]] = {}
         for layer in layers.values():
+            if self.absolute:
+                weight, hook = layer.view.weight, WeightHook(self, layer.view)
+                self.handles.append(weight.register_post_accumulate_grad_hook(hook))
             for view in layer.calls:
                 by_module.setdefault(view.hooked, []).append(view)
         for module, own in by_module.items():
-            hook = ModuleHook(self, own)
-            attention = isinstance(module, nn.MultiheadAttention)
-            if attention:
-                pre = module.register_forward_pre_hook(hook.before, with_kwargs=True)
-                self.handles.append(pre)
-            after = module.register_forward_hook(hook, with_kwargs=True, always_call=attention)
-            self.handles.append(after)
+            self.install(module, ModuleHook(self, own))
+
+    def install(self, module: nn.Module, hook: ModuleHook) -> None:
+        """Put the hook on a module."""
+        attention = isinstance(module, nn.MultiheadAttention)
+        if attention:
+            pre = module.register_forward_pre_hook(hook.before, with_kwargs=True)
+            self.handles.append(pre)
+        after = module.register_forward_hook(hook, with_kwargs=True, always_call=attention)
+        self.handles.append(after)
 
     def remove(self) -> None:
         """Remove every hook and forget what was seen."""
@@ -106,27 +143,21 @@ class Capture:
         self.handles.clear()
         self.clear()
 
-    def make_leaves(self, view: View) -> Leaves:
+    def make_leaves(self, view: View) -> Leaves | RowLeaf:
         """Leaves beside the layer's weight."""
-        shape, weight = view.shape, view.weight
-        inputs = shape.inputs + (not view.has_bias_column)
-        made = [
-            torch.zeros(shape.stack, self.blocks, side, dtype=wide(weight.dtype))
-            .to(weight.device)
-            .requires_grad_()
-            for side in (inputs, shape.outputs)
-        ]
-        return Leaves(*made)
+        if isinstance(self.kinds[0], Rows):
+            return RowLeaf(view)
+        return Leaves.beside(view, self.kinds)
 
-    def leaves_of(self, view: View) -> Leaves:
+    def leaves_of(self, view: View) -> Leaves | RowLeaf:
         """The layer's leaves, made anew where the weight has moved or changed its dtype.
 
         Statistics of gradients that were cleared without `zero_grad` of the optimizer are
         forgotten, but not in a recomputation, where those gradients may still be on their way.
         """
         leaves, weight = self.leaves[view.name], view.weight
-        inputs = leaves.inputs
-        if inputs.device != weight.device or inputs.dtype != wide(weight.dtype):
+        mark = leaves.mark
+        if mark.device != weight.device or mark.dtype != wide(weight.dtype):
             leaves = self.leaves[view.name] = self.make_leaves(view)
         cleared = not torch.compiler.is_compiling() and weight.grad is None
         if cleared and torch._C._current_graph_task_id() == -1:
@@ -148,46 +179,71 @@ class Capture:
             return None
         if operand is not None:
             operand = output_order(operand.detach(), tensor, active[-1].hooked)
+        seen = {view: tensors for view in active if (tensors := sources(view, inputs, operand))}
+        if isinstance(self.kinds[0], Rows):
+            observed = self.observe_rows(module, seen, tensor) if seen else tensor
+        else:
+            observed = self.observe_folds(module, active, seen, inputs[0].shape, tensor)
+        return (observed, *output[1:]) if isinstance(output, tuple) else observed
+
+    def observe_folds(
+        self,
+        module: nn.Module,
+        active: list[View],
+        seen: dict[View, list[Tensor]],
+        shape: torch.Size,
+        output: Tensor,
+    ) -> Tensor:
+        """Pass the output through the identity that fills the leaves of sums or moments."""
         leaves: list[Tensor] = []
-        sums: list[Tensor] = []
+        folds: list[Tensor] = []
         for view in active:
-            leaf = self.leaves_of(view).inputs
-            seen = call_sums(view, inputs, operand, self.blocks)
-            if seen is not None:
-                leaves.append(leaf)
-                sums.append(with_counts(*seen).to(leaf.dtype))
-        outputs = self.output_leaf(active[-1])
+            leaf = self.leaves_of(view)
+            if view in seen:
+                assert isinstance(leaf, Leaves)
+                leaves.append(leaf.inputs)
+                folds.append(fold_inputs(self.kinds[0], view, seen[view]).to(leaf.inputs.dtype))
+        last, outputs = active[-1], self.output_leaf(active[-1])
         with torch.enable_grad():
-            seen_output: Tensor = Observe.apply(  # type: ignore[no-untyped-call]
-                tensor, fresh(module), active[-1], inputs[0].shape, outputs, *leaves, *sums
+            observed: Tensor = Observe.apply(  # type: ignore[no-untyped-call]
+                output, fresh(module), last, shape, self.kinds[1], outputs, *leaves, *folds
             )
-        return (seen_output, *output[1:]) if isinstance(output, tuple) else seen_output
+        return observed
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # rows are kept in lists, which a compiled graph can't hold
+    def observe_rows(
+        self, module: nn.Module, seen: dict[View, list[Tensor]], output: Tensor
+    ) -> Tensor:
+        """Pass the output through the identity that keeps the rows of the call."""
+        (view, (inputs,)) = next(reversed(seen.items()))
+        leaf = self.leaves_of(view)
+        assert isinstance(leaf, RowLeaf) and isinstance(self.kinds[0], Rows)
+        keep = leaf.keeper(self.kinds[0].compress, self.seed)
+        with torch.enable_grad():
+            observed: Tensor = ObserveRows.apply(  # type: ignore[no-untyped-call]
+                output, fresh(module), view, keep, leaf.mark, inputs.to(output.dtype)
+            )
+        return observed
 
     def output_leaf(self, view: View) -> Tensor | None:
-        """Where the output gradient is to be summed; None where a bias shows it, or nothing."""
-        if self.layers[view.name].bias_shows_gradient or isinstance(view, AttentionInputView):
-            return None
-        return self.leaves[view.name].outputs
+        """Where the output gradient is to be folded; None where a bias shows it, or nothing."""
+        leaves = self.leaves[view.name]
+        assert isinstance(leaves, Leaves)
+        by_bias = isinstance(self.kinds[1], Sums) and self.layers[view.name].bias_shows_gradient
+        return None if by_bias or isinstance(view, AttentionInputView) else leaves.outputs
 
     def collect(self, layer: Layer) -> Seen | None:
         """What the layer showed in the calls that were back-propagated, or None."""
-        view, leaves = layer.view, self.leaves[layer.view.name]
-        if leaves.inputs.grad is None:
-            return None
-        inputs = leaves.inputs.grad.detach()  # [G, r, i + 1]
-        rows = inputs[0, :, -1]  # [r]
-        inputs = inputs if view.has_bias_column else inputs[..., :-1]
-        bias = view.bias_gradient()
-        if bias is not None and layer.bias_shows_gradient:
-            grads = bias.detach().to(inputs.dtype)
-            return Seen(inputs, grads, rows, view.gradient_norm(), grads_reduced=True)
-        if leaves.outputs.grad is None:
-            return None
-        grads = leaves.outputs.grad.detach()  # [G, r, o]
-        return Seen(inputs, grads, rows, view.gradient_norm(), grads_reduced=False)
+        name = layer.view.name
+        return collected(layer, self.leaves[name], self.kinds, self.shown.get(name))
+
+    def nothing(self, layer: Layer) -> Seen:
+        """The statistic of a layer that this worker didn't use: no rows."""
+        return nothing(layer, self.kinds, self.absolute)
 
     def clear(self) -> None:
         """Forget every statistic."""
+        self.shown.clear()
         for leaves in self.leaves.values():
             leaves.clear()
 
@@ -198,17 +254,6 @@ def transformed() -> bool:
         return True
     exporting = getattr(torch.compiler, "is_exporting", lambda: False)()
     return bool(exporting) or torch._C._get_tracing_state() is not None
-
-
-def call_sums(
-    view: View, inputs: tuple[Tensor, ...], operand: Tensor | None, blocks: int
-) -> Sums | None:
-    """Block sums of the rows that a call showed to a view; None where they can't be seen."""
-    if isinstance(view, AttentionInputView):
-        return view.call_sums(tuple(tensor.detach() for tensor in inputs), blocks)
-    if isinstance(view.hooked, nn.MultiheadAttention):
-        return None if operand is None else view.input_sums(operand, blocks)
-    return view.input_sums(inputs[0].detach(), blocks)
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:

@@ -1,12 +1,18 @@
 """The identity that carries statistics through the backward pass.
 
 `Observe` returns a layer's output unchanged. Its backward passes the gradient on and gives the
-layer's leaves their statistics as gradients: the input sums that the forward pass made, and the
-output gradient summed in the same blocks. What autograd adds up there is what was back-propagated.
+layer's leaves their statistics as gradients: the input fold that the forward pass made, and the
+fold of the output gradient. What autograd adds up there is what was back-propagated.
+
+Rows don't add up. `ObserveRows` keeps the input that the layer's own backward needs anyway, and
+hands the rows of a call to a `RowLeaf` in the backward pass. They count once the leaf's token gets
+its gradient: in a pass for input gradients alone it gets none.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,24 +20,83 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mkor.capture.folds import fold_outputs, input_shape, output_shape
 from mkor.capture.views import View
+from mkor.methods.base import Compress, Kind, wide
 
 
 @dataclass
 class Leaves:
-    """Zero tensors that require grad; their gradients are the statistics of a layer.
-
-    Attributes:
-        inputs: Sums of input rows, with the number of rows as last column, [G, r, i + 1].
-        outputs: Sums of row gradients, [G, r, o].
-    """
+    """Zero tensors that require grad; their gradients are the folds of a layer (see `folds`)."""
 
     inputs: Tensor
     outputs: Tensor
 
+    @classmethod
+    def beside(cls, view: View, kinds: tuple[Kind, Kind]) -> Leaves:
+        """Leaves on the device of the view's weight."""
+        shapes = (input_shape(kinds[0], view), output_shape(kinds[1], view))
+        return cls(*(leaf(view.weight, shape) for shape in shapes))
+
+    @property
+    def mark(self) -> Tensor:
+        """A tensor whose device and dtype are those of the leaves."""
+        return self.inputs
+
     def clear(self) -> None:
         """Forget the statistics."""
         self.inputs.grad = self.outputs.grad = None
+
+
+class RowLeaf:
+    """The rows of a layer's calls, and a token whose gradient says which of them count.
+
+    Attributes:
+        mark: The token, a zero that requires grad, on the device and in the dtype of the rows.
+        seen: What was kept of each call that counts.
+        rows: Number of rows of those calls.
+    """
+
+    def __init__(self, view: View) -> None:
+        """Empty."""
+        self.name = view.name
+        self.mark = leaf(view.weight, ())
+        self.mark.register_hook(self.confirm)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the rows."""
+        self.pending: list[tuple[int, int, dict[str, Tensor]]] = []
+        self.seen: list[dict[str, Tensor]] = []
+        self.rows = 0
+
+    def keeper(self, compress: Compress | None, seed: int) -> Callable[[Tensor, Tensor], None]:
+        """A function that takes the rows a [G, n, i] and g [G, n, o] of a call when called."""
+
+        def keep(inputs: Tensor, grads: Tensor) -> None:
+            kept = {"inputs": inputs, "grads": grads}
+            if compress is not None:
+                number = len(self.seen) + len(self.pending)
+                kept = compress(inputs, grads, zlib.crc32(f"{self.name} {seed} {number}".encode()))
+            task = torch._C._current_graph_task_id()
+            self.pending.append((task, inputs.shape[1], kept))
+
+        return keep
+
+    def confirm(self, _: Tensor) -> None:
+        """Count the rows of this backward pass; those of others never got a gradient."""
+        task = torch._C._current_graph_task_id()
+        for other, rows, kept in self.pending:
+            if other == task:
+                self.seen.append(kept)
+                self.rows += rows
+        self.pending.clear()
+
+
+def leaf(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Zeros beside a weight that require grad."""
+    zeros = torch.zeros(shape, dtype=wide(weight.dtype)).to(weight.device)
+    return zeros.requires_grad_()
 
 
 class Observe(torch.autograd.Function):
@@ -44,37 +109,76 @@ class Observe(torch.autograd.Function):
         own: bool,
         view: View,
         shape: torch.Size,
+        kind: Kind,
         outputs: Tensor | None,
-        *leaves_and_sums: Tensor,
+        *leaves_and_folds: Tensor,
     ) -> Tensor:
-        """Keep the input sums, [G, r, i + 1] each, for the backward pass.
+        """Keep the input folds for the backward pass.
 
         Args:
             ctx: Autograd's context.
             output: The layer's output.
             own: Whether nothing else holds the output, so that it needs no copy.
-            view: Sums the output gradient.
+            view: Folds the output gradient.
             shape: Shape of the call's input.
-            outputs: Leaf for the summed output gradient, None where `bias.grad` is used.
-            leaves_and_sums: Leaves for the input sums, then the sums, one each a view.
+            kind: What the output gradient is folded to.
+            outputs: Leaf for that, None where `bias.grad` is used.
+            leaves_and_folds: Leaves for the input folds, then the folds, one each a view.
         """
         ctx.view, ctx.shape = view, shape
-        ctx.blocks = None if outputs is None else outputs.shape[1]
-        ctx.views = len(leaves_and_sums) // 2
-        ctx.save_for_backward(*leaves_and_sums[ctx.views :])
-        if own:
-            ctx.mark_dirty(output)
-            return output
-        # A view of an input made here could not be edited in place later on.
-        return output.clone()
+        ctx.kind = None if outputs is None else kind
+        ctx.views = len(leaves_and_folds) // 2
+        ctx.save_for_backward(*leaves_and_folds[ctx.views :])
+        return passed_on(ctx, output, own)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Pass the gradient on; give the sums to the leaves."""
+        """Pass the gradient on; give the folds to the leaves."""
         outputs = None
-        if ctx.blocks is not None:
-            outputs = ctx.view.output_sums(grad, ctx.shape, ctx.blocks)
-        return (grad, None, None, None, outputs, *ctx.saved_tensors, *[None] * ctx.views)
+        if ctx.kind is not None:
+            with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
+                outputs = fold_outputs(ctx.kind, ctx.view, grad, ctx.shape)
+        return (grad, None, None, None, None, outputs, *ctx.saved_tensors, *[None] * ctx.views)
+
+
+class ObserveRows(torch.autograd.Function):
+    """The identity on a layer's output, which hands the rows of the call to a `RowLeaf`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        output: Tensor,
+        own: bool,
+        view: View,
+        keep: Callable[[Tensor, Tensor], None],
+        mark: Tensor,
+        inputs: Tensor,
+    ) -> Tensor:
+        """Keep the input, which the layer's own backward keeps as well."""
+        ctx.view, ctx.keep, ctx.dtype = view, keep, mark.dtype
+        ctx.save_for_backward(inputs)
+        return passed_on(ctx, output, own)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Pass the gradient on; keep the rows."""
+        view, (inputs,) = ctx.view, ctx.saved_tensors
+        shared = "reduce" if view.spatial else "expand"
+        with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
+            a = view.input_rows(inputs, shared).to(ctx.dtype)  # [G, n, i]
+            if view.has_bias_column:
+                a = F.pad(a, (0, 1), value=1.0)
+            ctx.keep(a, view.output_rows(grad, inputs.shape, shared).to(ctx.dtype))
+        return (grad, None, None, None, grad.new_zeros((), dtype=ctx.dtype), None)
+
+
+def passed_on(ctx: Any, output: Tensor, own: bool) -> Tensor:
+    """The output itself, marked as edited in place, where nothing else holds it; else a copy."""
+    if own:
+        ctx.mark_dirty(output)
+        return output
+    # A view of an input made here could not be edited in place later on.
+    return output.clone()
 
 
 PLAIN = {
@@ -92,13 +196,3 @@ def fresh(module: nn.Module) -> bool:
     """Whether a module's output belongs to nobody else: torch's own forward, no other hook."""
     alone = len(module._forward_hooks) == 1 and not torch.compiler.is_compiling()
     return alone and type(module).forward in PLAIN
-
-
-def with_counts(sums: Tensor, counts: list[int]) -> Tensor:
-    """Block sums [G, r, i] with the number of rows of each block as one more column."""
-    # Filled on the device: a copy from the host would wait for it.
-    parts = [
-        F.pad(block, (0, 1), value=count)
-        for block, count in zip(sums.split(1, dim=1), counts, strict=True)
-    ]
-    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]

@@ -1,4 +1,4 @@
-"""The matrix view of each module type: weights, gradients and rows as stacks of matrices.
+"""The matrix view of a module: weights, gradients and rows as stacks of matrices.
 
 One layout serves every layer. A weight is a stack [G, o, i] with an optional bias column, so that
 y = W [a; 1] for a row a. A *row* is what the weight multiplies:
@@ -10,11 +10,10 @@ y = W [a; 1] for a row a. A *row* is what the weight multiplies:
 | ConvTranspose | groups | samples | mean over positions | sum of output patches |
 | attention input projection | 3 | tokens | query, key, value | output gradient |
 
-Statistics are sums over rows in r contiguous blocks of the batch, so they add up over calls,
-micro-batches and workers. A convolution's mean patch depends on the input linearly, so the batch is
-summed before patches are taken: exact, and the unfolded batch is never formed.
-
-The gradient side is summed in the same blocks when the backward pass comes by (see `hooks`).
+Sums are over rows in r contiguous blocks of the batch, so they add up over calls, micro-batches and
+workers. Single rows can be had in two ways where a weight is used at several places of a sample:
+"expand" takes every token or position as a row, "reduce" one row a sample, the mean of its inputs
+and the sum of its gradients.
 
 Shapes: n batch, r blocks, G stack, o outputs, i inputs, C channels, S spatial, K kernel.
 """
@@ -23,16 +22,16 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mkor.methods.base import LayerShape, wide
 
-Sums = tuple[Tensor, list[int]]
+BlockSums = tuple[Tensor, list[int]]
 """Block sums of rows, [G, r, d], and the number of rows in each block."""
 
 
@@ -63,6 +62,8 @@ class View(ABC):
     bias_rows: tuple[int | None, int | None] = (None, None)
     column: bool = True
     bias_shows_gradient: bool = True
+
+    spatial: ClassVar[bool] = False  # whether a weight meets every position of a sample
 
     @property
     def weight(self) -> Tensor:
@@ -113,6 +114,26 @@ class View(ABC):
             matrix[..., -1] = 0
         return matrix
 
+    def scale(self, factor: Tensor) -> None:
+        """Multiply the gradients in place."""
+        weight, bias = self.weight, self.bias
+        assert weight.grad is not None
+        weight.grad.mul_(factor)
+        if self.column and bias is not None and bias.grad is not None:
+            bias.grad[slice(*self.bias_rows)].mul_(factor)
+
+    def checksums(self, gradient: Tensor) -> Tensor:
+        """A few sums of the weight gradient's entries, [G, o], to compare it with later."""
+        return self.fold(gradient)[..., ::2].sum(dim=-1, dtype=wide(gradient.dtype))
+
+    def weights(self) -> Tensor:
+        """The weight with its bias column, [G, o, i], in float32 or wider."""
+        out = self.fold(self.weight.detach())
+        if self.has_bias_column and self.bias is not None:
+            bias = self.bias.detach()[slice(*self.bias_rows)]
+            out = torch.cat([out, bias.reshape(*out.shape[:2], 1)], dim=-1)
+        return out.to(wide(out.dtype))
+
     def write(self, matrix: Tensor) -> None:
         """Overwrite the gradients with `matrix`, keeping strides and dtypes; needs `no_grad`."""
         weight, bias = self.weight, self.bias
@@ -132,7 +153,7 @@ class View(ABC):
         return matrix.reshape(shape)
 
     @abstractmethod
-    def input_sums(self, inputs: Tensor, blocks: int) -> Sums:
+    def input_sums(self, inputs: Tensor, blocks: int) -> BlockSums:
         """Block sums of the input rows without bias column, and rows per block."""
 
     @abstractmethod
@@ -142,11 +163,27 @@ class View(ABC):
         `inputs` is the shape of the call's input.
         """
 
+    @abstractmethod
+    def samples(self, inputs: torch.Size, shared: str) -> int:
+        """Number of samples of a call, by the shape of its input."""
+
+    @abstractmethod
+    def input_rows(self, inputs: Tensor, shared: str) -> Tensor:
+        """The input rows of a call without bias column, [G, n, i]."""
+
+    @abstractmethod
+    def output_rows(self, grad: Tensor, inputs: torch.Size, shared: str) -> Tensor:
+        """The row gradients of a call, [G, n, o]."""
+
+    def pieces(self, tensor: Tensor, inputs: torch.Size) -> Iterable[Tensor]:
+        """A call's input or output gradient in parts whose rows fit into memory."""
+        return (tensor,)
+
 
 class LinearView(View):
     """`nn.Linear` and its subclasses, on inputs of any rank."""
 
-    def input_sums(self, inputs: Tensor, blocks: int) -> Sums:
+    def input_sums(self, inputs: Tensor, blocks: int) -> BlockSums:
         """Sums over all leading dimensions of [n, …, i]; a 1-D input is one row."""
         rows = inputs.reshape(-1, inputs.shape[-1])
         per_sample = rows.shape[0] // inputs.shape[0] if inputs.dim() > 1 and rows.numel() else 1
@@ -157,6 +194,24 @@ class LinearView(View):
     def output_sums(self, grad: Tensor, inputs: torch.Size, blocks: int) -> Tensor:
         """Sums over all leading dimensions, as of the inputs."""
         return self.input_sums(grad, blocks)[0]
+
+    def samples(self, inputs: torch.Size, shared: str) -> int:
+        """Every token is a sample; in "reduce" the first dimension counts them."""
+        if len(inputs) == 1:
+            return 1
+        return inputs[0] if shared == "reduce" else inputs[:-1].numel()
+
+    def input_rows(self, inputs: Tensor, shared: str) -> Tensor:
+        """All leading dimensions, or the mean over all but the first."""
+        if shared == "reduce" and inputs.dim() > 2:
+            return inputs.flatten(1, -2).mean(dim=1, dtype=wide(inputs.dtype))[None]
+        return inputs.reshape(1, -1, inputs.shape[-1])
+
+    def output_rows(self, grad: Tensor, inputs: torch.Size, shared: str) -> Tensor:
+        """All leading dimensions, or the sum over all but the first."""
+        if shared == "reduce" and grad.dim() > 2:
+            return grad.flatten(1, -2).sum(dim=1, dtype=wide(grad.dtype))[None]
+        return grad.reshape(1, -1, grad.shape[-1])
 
 
 class HFConv1DView(LinearView):
@@ -169,75 +224,6 @@ class HFConv1DView(LinearView):
     def unfold(self, matrix: Tensor, shape: torch.Size) -> Tensor:
         """[1, o, i] as [i, o]."""
         return matrix[0].mT
-
-
-class ConvView(View):
-    """Conv1d/2d/3d with any stride, dilation, groups and padding."""
-
-    def input_sums(self, inputs: Tensor, blocks: int) -> Sums:
-        """Sums over samples of the mean patch, from [n, C, *S] or [C, *S]."""
-        conv: Any = self.owner
-        batch = self.batch(inputs, inputs.shape)
-        counts = sizes(batch.shape[0], blocks)
-        image = block_sums(batch, counts)  # [r, C, *S]
-        mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
-        image = F.pad(image, conv._reversed_padding_repeated_twice, mode=mode)
-        patch = patches(image, conv.kernel_size, conv.stride, conv.dilation, average=True)
-        return self.stacked(patch), counts
-
-    def output_sums(self, grad: Tensor, inputs: torch.Size, blocks: int) -> Tensor:
-        """Sums over samples of the sum over positions."""
-        batch = self.batch(grad, inputs)
-        totals = batch.flatten(2).sum(dim=-1, dtype=wide(grad.dtype))  # [n, C]
-        return self.stacked(block_sums(totals, sizes(batch.shape[0], blocks)))
-
-    def batch(self, tensor: Tensor, inputs: torch.Size) -> Tensor:
-        """An input or output with its batch dimension, which the call's input may lack."""
-        kernel: tuple[int, ...] = self.owner.kernel_size  # type: ignore[assignment]
-        return tensor if len(inputs) == len(kernel) + 2 else tensor[None]
-
-    def stacked(self, rows: Tensor) -> Tensor:
-        """Rows [r, G · d, …] as [G, r, d]."""
-        return rows.reshape(rows.shape[0], self.shape.stack, -1).transpose(0, 1)
-
-
-class TransposedConvView(ConvView):
-    """Transposed convolutions: each input position spreads a patch of the output.
-
-    The matrix maps input channels to a patch [C_out/G · K], so the bias, which belongs to output
-    positions, is no column of it and stays with the base optimizer.
-    """
-
-    def fold(self, weight: Tensor) -> Tensor:
-        """[C_in, C_out/G, *K] as [G, C_out/G · K, C_in/G]."""
-        return weight.reshape(self.shape.stack, self.shape.inputs, -1).mT
-
-    def unfold(self, matrix: Tensor, shape: torch.Size) -> Tensor:
-        """The inverse of `fold`."""
-        return matrix.mT.reshape(shape)
-
-    def input_sums(self, inputs: Tensor, blocks: int) -> Sums:
-        """Sums over samples of the mean over positions, from [n, C, *S] or [C, *S]."""
-        batch = self.batch(inputs, inputs.shape)
-        means = batch.flatten(2).mean(dim=-1, dtype=wide(batch.dtype))  # [n, C]
-        counts = sizes(batch.shape[0], blocks)
-        return self.stacked(block_sums(means, counts)), counts
-
-    def output_sums(self, grad: Tensor, inputs: torch.Size, blocks: int) -> Tensor:
-        """Sums over samples of the sum of the gradient's patches over input positions."""
-        conv: Any = self.owner
-        batch = self.batch(grad, inputs)
-        image = block_sums(batch, sizes(batch.shape[0], blocks))  # [r, C_out, *S_out]
-        spatial = inputs[-len(conv.kernel_size) :]
-        pads: list[int] = []
-        for d in reversed(range(len(spatial))):
-            extent = conv.dilation[d] * (conv.kernel_size[d] - 1) + 1
-            reach = (spatial[d] - 1) * conv.stride[d] + extent
-            pads += [conv.padding[d], reach - image.shape[d + 2] - conv.padding[d]]
-        image = F.pad(image, pads)
-        return self.stacked(
-            patches(image, conv.kernel_size, conv.stride, conv.dilation, average=False)
-        )
 
 
 def sizes(samples: int, blocks: int) -> list[int]:
@@ -257,18 +243,3 @@ def block_sums(rows: Tensor, lengths: list[int]) -> Tensor:
         flat = rows.new_ones(1, rows.shape[0]) @ rows.reshape(rows.shape[0], -1)
         return flat.view(1, *rows.shape[1:])
     return rows.sum(dim=0, keepdim=True, dtype=dtype)
-
-
-def patches(
-    image: Tensor,
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-    average: bool,
-) -> Tensor:
-    """Mean or sum over positions of the kernel-sized patches of [r, C, *S] → [r, C, *K]."""
-    windows = image
-    for d, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
-        windows = windows.unfold(d + 2, gap * (size - 1) + 1, step)[..., ::gap]
-    positions = tuple(range(2, 2 + len(kernel)))
-    return windows.mean(dim=positions) if average else windows.sum(dim=positions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -31,6 +32,47 @@ def reduce_flat(
         parts = flat.split([tensors[i].numel() for i in index])
         for i, part in zip(index, parts, strict=True):
             out[i] = part.view(tensors[i].shape).to(tensors[i].dtype)
+    return out
+
+
+def gather_flat(
+    tensors: list[Tensor],
+    counts: Callable[[list[int], torch.device], list[list[int]]],
+    gather: Callable[[Tensor, list[int]], list[Tensor]],
+    wire_dtype: torch.dtype | None,
+) -> list[Tensor]:
+    """Concatenate tensors [G, m, …] of all workers along m through one flat buffer a device.
+
+    Args:
+        tensors: Tensors of any float dtypes; m may differ between workers.
+        counts: Gathers a list of integers from every worker.
+        gather: Gathers vectors of known lengths.
+        wire_dtype: Dtype on the wire; the widest dtype of the tensors where None.
+
+    Returns:
+        New tensors in the order and dtypes of the old.
+    """
+    out: list[Tensor] = list(tensors)
+    for where in dict.fromkeys(tensor.device for tensor in tensors):
+        index = [i for i, tensor in enumerate(tensors) if tensor.device == where]
+        dtype = wire_dtype or widest([tensors[i].dtype for i in index])
+        flat = torch.cat([tensors[i].reshape(-1).to(dtype) for i in index])
+        rows = counts([tensors[i].shape[1] for i in index], where)  # by worker and tensor
+        shapes = [
+            [
+                (tensors[i].shape[0], m, *tensors[i].shape[2:])
+                for i, m in zip(index, own, strict=True)
+            ]
+            for own in rows
+        ]
+        lengths = [sum(math.prod(shape) for shape in own) for own in shapes]
+        vectors = [
+            vector.split([math.prod(shape) for shape in own])
+            for vector, own in zip(gather(flat, lengths), shapes, strict=True)
+        ]
+        for place, i in enumerate(index):
+            parts = [v[place].view(s[place]) for v, s in zip(vectors, shapes, strict=True)]
+            out[i] = torch.cat(parts, dim=1).to(tensors[i].dtype)
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -16,6 +17,24 @@ def all_reduce_sum(flat: Tensor) -> Tensor:
     if world_size() > 1:
         dist.all_reduce(flat)
     return flat
+
+
+def all_gather_vectors(flat: Tensor, lengths: list[int]) -> list[Tensor]:
+    """The vectors [lengths[w]] of all workers w, of which `flat` is this one's."""
+    longest = max(lengths)
+    padded = flat.new_zeros(longest)
+    padded[: flat.numel()] = flat
+    out = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(out, padded)
+    return [vector[:length] for vector, length in zip(out, lengths, strict=True)]
+
+
+def all_gather_counts(counts: list[int], device: torch.device) -> list[list[int]]:
+    """The counts of all workers, read on the host."""
+    own = torch.tensor(counts, device=device)
+    out = [torch.empty_like(own) for _ in range(world_size())]
+    dist.all_gather(out, own)
+    return [tensor.tolist() for tensor in out]
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -65,6 +65,10 @@ class Moment:
     shared: str = "expand"
 
 
+Compress = Callable[[Tensor, Tensor, int], dict[str, Tensor]]
+"""Makes a few rows of one call's rows, see `Rows`."""
+
+
 @dataclass(frozen=True)
 class Rows:
     """The rows themselves, or what `compress` makes of one call's rows.
@@ -77,7 +81,7 @@ class Rows:
             along m. None keeps all rows.
     """
 
-    compress: Callable[[Tensor, Tensor, int], dict[str, Tensor]] | None = None
+    compress: Compress | None = None
 
 
 Kind = Sums | Moment | Rows
@@ -192,8 +196,8 @@ class Method(ABC):
     state_dtype: torch.dtype | None
     second_pass: bool = False
 
-    def dtype(self, parameters: torch.dtype) -> torch.dtype:
-        """Dtype of the factors of a layer whose parameters have dtype `parameters`."""
+    def dtype(self, parameters: torch.dtype, key: str = "") -> torch.dtype:
+        """Dtype of the state tensor `key` of a layer whose parameters have dtype `parameters`."""
         return self.state_dtype or wide(parameters)
 
     def at(self: Self, step: int) -> Self:

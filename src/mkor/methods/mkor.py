@@ -23,7 +23,19 @@ from torch import Tensor
 
 from mkor.factors import dense
 from mkor.linalg import sandwich
-from mkor.methods.base import EVENTS, Exchange, LayerShape, Method, Seen, State, Update, wide
+from mkor.methods.base import (
+    EVENTS,
+    Exchange,
+    Kind,
+    LayerShape,
+    Method,
+    Seen,
+    State,
+    Sums,
+    Update,
+    loss_scale,
+    wide,
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,14 @@ class MKORMethod(Method):
     state_dtype: torch.dtype | None
     on_nonfinite: str
     name: str = "mkor"
+
+    def absolute(self) -> bool:
+        """Without damping the vectors are taken as they are."""
+        return self.damping is None
+
+    def wants(self) -> tuple[Kind, Kind]:
+        """Sums of as many blocks of rows as an update has vectors."""
+        return Sums(self.vectors), Sums(self.vectors)
 
     def sides(self, shape: LayerShape) -> tuple[bool, bool]:
         """Which sides (outputs, inputs) are narrow enough for a dense factor."""
@@ -66,9 +86,13 @@ class MKORMethod(Method):
     def update(self, state: State, seen: Seen) -> Update:
         """Algorithm 1, lines 2-8: average the vectors over workers, fold them into the inverses."""
         own = {} if seen.grads_reduced else {"grads": seen.grads}
+        if seen.shown is not None and not seen.grads_reduced:
+            own["shown"] = seen.shown
         shared = yield Exchange(sum={"inputs": seen.inputs, "rows": seen.rows}, mean=own)
         rows = shared["rows"]
         grads = shared.get("grads", seen.grads)
+        if "shown" in shared and seen.true is not None:
+            grads = grads * loss_scale(shared["shown"], seen.true)
         inputs = input_vectors(shared["inputs"], rows)  # [G, i, r]
         outputs = gradient_vectors(grads, rows)  # [G, o, q]
         present = rows.sum() > 0
@@ -97,7 +121,8 @@ class MKORMethod(Method):
         usable = present if self.on_nonfinite == "reset" else present & seen.finite  # [G]
         change, reset = dense.guard(change, usable, inverse.dtype)
         dense.write_(inverse, change)
-        state["events"] += torch.stack([~seen.finite, reset, change.blended]).sum(dim=-1)
+        counts = torch.stack([~seen.finite, reset, change.blended]).sum(dim=-1)
+        state["events"][: len(counts)] += counts
 
 
 NOISE = 1e-4

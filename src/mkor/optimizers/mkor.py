@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mkor.checks import DTYPES, Schedule, fraction, is_count, one_of, positive, require, scheduled
 from mkor.factors.dense import RULES
 from mkor.methods.mkor import MKORMethod
 from mkor.optimizer import Preconditioner
-from mkor.checks import DTYPES, Schedule, fraction, is_count, one_of, positive, require, scheduled
 
 
 class MKOR(Preconditioner):
@@ -94,21 +95,21 @@ class MKOR(Preconditioner):
         scheduled("norm_limit", norm_limit, lambda e: e > 1, "finite and greater than 1")
         scheduled("blend", blend, lambda w: 0 <= w < 1, "at least 0 and below 1")
         require("max_dim", max_dim, is_count(max_dim, 1), "an integer of at least 1")
-        method = MKORMethod(
-            rule,
-            vectors,
-            factor_decay,
-            damping,
-            norm_limit,
-            blend,
-            max_dim,
-            state_dtype,
-            on_nonfinite,
-        )
+        options: dict[str, Any] = {
+            "rule": rule,
+            "vectors": vectors,
+            "decay": factor_decay,
+            "damping": damping,
+            "norm_limit": norm_limit,
+            "blend": blend,
+            "max_dim": max_dim,
+            "state_dtype": state_dtype,
+            "on_nonfinite": on_nonfinite,
+        }
         super().__init__(
             model,
             base,
-            method,
+            MKORMethod(**options),
             factor_update_steps=factor_update_steps,
             warmup_steps=warmup_steps,
             rescale=rescale,

@@ -1,0 +1,163 @@
+"""The matrix views of convolutions.
+
+A convolution's mean patch depends on the input linearly, so the batch is summed before patches are
+taken: exact, and the unfolded batch is never formed. Where patches are needed one by one, the batch
+goes in pieces.
+
+Shapes: n batch, r blocks, G stack, o outputs, i inputs, C channels, S positions, K kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mkor.capture.views import BlockSums, View, block_sums, sizes
+from mkor.methods.base import wide
+
+PIECE = 2**23
+"""Entries of the patches that are formed at a time."""
+
+
+class ConvView(View):
+    """Conv1d/2d/3d with any stride, dilation, groups and padding."""
+
+    spatial = True
+
+    def input_sums(self, inputs: Tensor, blocks: int) -> BlockSums:
+        """Sums over samples of the mean patch, from [n, C, *S] or [C, *S]."""
+        batch = self.batch(inputs, inputs.shape)
+        counts = sizes(batch.shape[0], blocks)
+        image = block_sums(batch, counts)  # [r, C, *S]
+        return self.stacked(self.input_patches(image).mean(dim=self.places)), counts
+
+    def output_sums(self, grad: Tensor, inputs: torch.Size, blocks: int) -> Tensor:
+        """Sums over samples of the sum over positions."""
+        batch = self.batch(grad, inputs)
+        totals = batch.flatten(2).sum(dim=-1, dtype=wide(grad.dtype))  # [n, C]
+        return self.stacked(block_sums(totals, sizes(batch.shape[0], blocks)))
+
+    def samples(self, inputs: torch.Size, shared: str) -> int:
+        """The batch size."""
+        return inputs[0] if len(inputs) == len(self.places) + 2 else 1
+
+    def input_rows(self, inputs: Tensor, shared: str) -> Tensor:
+        """The patch at every position, or each sample's mean patch."""
+        windows = self.input_patches(self.batch(inputs, inputs.shape))  # [n, C, *S, *K]
+        if shared == "reduce":
+            return self.stacked(windows.mean(dim=self.places, dtype=wide(inputs.dtype)))
+        return self.spread(windows)
+
+    def output_rows(self, grad: Tensor, inputs: torch.Size, shared: str) -> Tensor:
+        """The gradient at every position, or each sample's sum over positions."""
+        batch = self.batch(grad, inputs)  # [n, C, *S]
+        if shared == "reduce":
+            return self.stacked(batch.flatten(2).sum(dim=-1, dtype=wide(grad.dtype)))
+        return self.spread(batch)
+
+    def pieces(self, tensor: Tensor, inputs: torch.Size) -> Iterable[Tensor]:
+        """Parts of the batch: a patch is several times the size of what it is cut from."""
+        batch = self.batch(tensor, inputs)
+        patch = batch[:1].numel() * math.prod(self.owner.kernel_size)  # type: ignore[arg-type]
+        pieces: tuple[Tensor, ...] = torch.split(batch, max(1, PIECE // max(patch, 1)))
+        return pieces
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The dimensions of positions in a batch."""
+        return tuple(range(2, 2 + len(self.owner.kernel_size)))  # type: ignore[arg-type]
+
+    def input_patches(self, image: Tensor) -> Tensor:
+        """The padded patches of [n, C, *S_in], a view [n, C, *S, *K]."""
+        conv: Any = self.owner
+        mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+        image = F.pad(image, conv._reversed_padding_repeated_twice, mode=mode)
+        return patches(image, conv.kernel_size, conv.stride, conv.dilation)
+
+    def spread(self, windows: Tensor) -> Tensor:
+        """Positions as rows: [n, G · C, *S, *K] as [G, n · S, C · K]."""
+        places = self.places
+        batch, size = windows.shape[0], windows.shape
+        split = windows.reshape(batch, self.shape.stack, -1, *size[2:])  # [n, G, C, *S, *K]
+        kernel = range(3 + len(places), split.dim())
+        rows = split.permute(1, 0, *(d + 1 for d in places), 2, *kernel)
+        positions = math.prod(size[d] for d in places)
+        return rows.reshape(self.shape.stack, batch * positions, -1)
+
+    def batch(self, tensor: Tensor, inputs: torch.Size) -> Tensor:
+        """An input or output with its batch dimension, which the call's input may lack."""
+        kernel: tuple[int, ...] = self.owner.kernel_size  # type: ignore[assignment]
+        return tensor if len(inputs) == len(kernel) + 2 else tensor[None]
+
+    def stacked(self, rows: Tensor) -> Tensor:
+        """Rows [r, G · d, …] as [G, r, d]."""
+        return rows.reshape(rows.shape[0], self.shape.stack, -1).transpose(0, 1)
+
+
+class TransposedConvView(ConvView):
+    """Transposed convolutions: each input position spreads a patch of the output.
+
+    The matrix maps input channels to a patch [C_out/G · K], so the bias, which belongs to output
+    positions, is no column of it and stays with the base optimizer.
+    """
+
+    def fold(self, weight: Tensor) -> Tensor:
+        """[C_in, C_out/G, *K] as [G, C_out/G · K, C_in/G]."""
+        return weight.reshape(self.shape.stack, self.shape.inputs, -1).mT
+
+    def unfold(self, matrix: Tensor, shape: torch.Size) -> Tensor:
+        """The inverse of `fold`."""
+        return matrix.mT.reshape(shape)
+
+    def input_sums(self, inputs: Tensor, blocks: int) -> BlockSums:
+        """Sums over samples of the mean over positions, from [n, C, *S] or [C, *S]."""
+        batch = self.batch(inputs, inputs.shape)
+        means = batch.flatten(2).mean(dim=-1, dtype=wide(batch.dtype))  # [n, C]
+        counts = sizes(batch.shape[0], blocks)
+        return self.stacked(block_sums(means, counts)), counts
+
+    def output_sums(self, grad: Tensor, inputs: torch.Size, blocks: int) -> Tensor:
+        """Sums over samples of the sum of the gradient's patches over input positions."""
+        batch = self.batch(grad, inputs)
+        image = block_sums(batch, sizes(batch.shape[0], blocks))  # [r, C_out, *S_out]
+        return self.stacked(self.output_patches(image, inputs).sum(dim=self.places))
+
+    def input_rows(self, inputs: Tensor, shared: str) -> Tensor:
+        """The channels at every position, or each sample's mean."""
+        batch = self.batch(inputs, inputs.shape)
+        if shared == "reduce":
+            return self.stacked(batch.flatten(2).mean(dim=-1, dtype=wide(batch.dtype)))
+        return self.spread(batch)
+
+    def output_rows(self, grad: Tensor, inputs: torch.Size, shared: str) -> Tensor:
+        """The gradient's patch at every input position, or each sample's sum of them."""
+        windows = self.output_patches(self.batch(grad, inputs), inputs)
+        if shared == "reduce":
+            return self.stacked(windows.sum(dim=self.places, dtype=wide(grad.dtype)))
+        return self.spread(windows)
+
+    def output_patches(self, image: Tensor, inputs: torch.Size) -> Tensor:
+        """The patches of [n, C_out, *S_out] that input positions reach, [n, C_out, *S_in, *K]."""
+        conv: Any = self.owner
+        spatial = inputs[-len(conv.kernel_size) :]
+        pads: list[int] = []
+        for d in reversed(range(len(spatial))):
+            extent = conv.dilation[d] * (conv.kernel_size[d] - 1) + 1
+            reach = (spatial[d] - 1) * conv.stride[d] + extent
+            pads += [conv.padding[d], reach - image.shape[d + 2] - conv.padding[d]]
+        return patches(F.pad(image, pads), conv.kernel_size, conv.stride, conv.dilation)
+
+
+def patches(
+    image: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> Tensor:
+    """The kernel-sized patches of [n, C, *S] at every position, a view [n, C, *S_out, *K]."""
+    windows = image
+    for d, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
+        windows = windows.unfold(d + 2, gap * (size - 1) + 1, step)[..., ::gap]
+    return windows

@@ -1,0 +1,108 @@
+"""What the rows of a call are reduced to, by the kind that a method wants.
+
+A fold of sums or moments is one tensor a side that adds up over calls, so it can be the gradient of
+a leaf (see `observe`). Counts travel in the same tensor: a separate one would cost a leaf more.
+
+| kind | input side | output side |
+| ---- | ---------- | ----------- |
+| sums | [G, r, i + 1], the last column counts rows | [G, r, o] |
+| moment | [G, i + 2, i + 1], the moment of [a; 1], a row of the sample count | [G, o, o] |
+
+Shapes: G stack, r blocks, n rows, i inputs without bias column, o outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mkor.capture.attention import AttentionInputView
+from mkor.capture.views import View
+from mkor.linalg import add_gram_
+from mkor.methods.base import Kind, Moment, Sums, wide
+
+
+def sources(view: View, inputs: tuple[Tensor, ...], operand: Tensor | None) -> list[Tensor]:
+    """The tensors whose rows a call multiplies by the view's weight; none where not seen."""
+    if isinstance(view, AttentionInputView):
+        return [inputs[source].detach() for source in view.sources]
+    if isinstance(view.hooked, nn.MultiheadAttention):
+        return [] if operand is None else [operand]
+    return [inputs[0].detach()]
+
+
+def input_shape(kind: Kind, view: View) -> tuple[int, ...]:
+    """Shape of the input fold of a layer."""
+    side = view.shape.inputs + (not view.has_bias_column)  # i + 1
+    if isinstance(kind, Sums):
+        return view.shape.stack, kind.blocks, side
+    return view.shape.stack, side + 1, side
+
+
+def output_shape(kind: Kind, view: View) -> tuple[int, ...]:
+    """Shape of the output fold of a layer."""
+    rows = kind.blocks if isinstance(kind, Sums) else view.shape.outputs
+    return view.shape.stack, rows, view.shape.outputs
+
+
+def fold_inputs(kind: Kind, view: View, tensors: list[Tensor]) -> Tensor:
+    """The input fold of one call, from the tensors that `sources` found."""
+    if isinstance(kind, Moment):
+        parts = [input_moment(view, tensor, kind.shared) for tensor in tensors]
+        scales = [parts[0][:, -1, -1] / part[:, -1, -1].clamp_min(1) for part in parts[1:]]
+        # As many rows as the first source has, so that each keeps its own mean.
+        parts[1:] = [part * scale for part, scale in zip(parts[1:], scales, strict=True)]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+    assert isinstance(kind, Sums)
+    if isinstance(view, AttentionInputView):
+        return with_counts(*view.call_sums(tensors, kind.blocks))
+    return with_counts(*view.input_sums(tensors[0], kind.blocks))
+
+
+def fold_outputs(kind: Kind, view: View, grad: Tensor, inputs: torch.Size) -> Tensor:
+    """The output fold of one call, from its output gradient and the shape of its input."""
+    if isinstance(kind, Sums):
+        return view.output_sums(grad, inputs, kind.blocks)
+    assert isinstance(kind, Moment)
+    shape = output_shape(kind, view)
+    out = grad.new_zeros(shape, dtype=wide(grad.dtype))
+    for piece in view.pieces(grad, inputs):
+        own = inputs if piece is grad else (piece.shape[0], *inputs[1 - piece.dim() :])
+        add_gram_(out, view.output_rows(piece, torch.Size(own), kind.shared).to(out.dtype))
+    return out
+
+
+def input_moment(view: View, tensor: Tensor, shared: str) -> Tensor:
+    """Σ[a; 1][a; 1]ᵀ over the rows of one tensor, with a last row of the number of samples."""
+    samples, side = view.samples(tensor.shape, shared), view.shape.inputs - view.has_bias_column
+    stack = 1 if isinstance(view, AttentionInputView) else view.shape.stack
+    dtype = wide(tensor.dtype)
+    out = tensor.new_zeros(stack, side + 2, side + 1, dtype=dtype)
+    rows = 0
+    for piece in view.pieces(tensor, tensor.shape):
+        part = view.input_rows(piece, shared).to(dtype)  # [G, n, i]
+        add_gram_(out[:, :side, :side], part)
+        out[:, side, :side] += part.sum(dim=1)
+        rows += part.shape[1]
+    out[:, :side, side] = out[:, side, :side]
+    out[:, side, side].fill_(rows)
+    out[:, side + 1].fill_(samples)
+    return out
+
+
+def with_counts(sums: Tensor, counts: list[int]) -> Tensor:
+    """Block sums [G, r, i] with the number of rows of each block as one more column."""
+    # Filled on the device: a copy from the host would wait for it.
+    parts = [
+        F.pad(block, (0, 1), value=count)
+        for block, count in zip(sums.split(1, dim=1), counts, strict=True)
+    ]
+    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+
+def observable(view: View, outputs: Kind) -> str | None:
+    """Why a view can't show its output gradients in the way that is wanted, or None."""
+    if isinstance(view, AttentionInputView) and not isinstance(outputs, Sums):
+        return "its output gradient is inside the attention and can't be observed row by row"
+    return None

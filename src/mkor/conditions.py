@@ -1,0 +1,55 @@
+"""Conditions under which the mathematics runs and a batch is evaluated again.
+
+The mathematics runs without a graph and without autocast, in the dtypes that it names. A second pass must differ from the first in the weights alone: it sees the same random numbers, so
+that dropout masks agree, and leaves no trace in random states or buffers, such as the running
+statistics of a batch normalisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def exact(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """No graph, and no autocast on the devices of the tensors."""
+    kinds = {tensor.device.type for tensor in tensors}
+    with torch.no_grad(), ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+class Replay:
+    """The random states at the time when it was made, to evaluate the model from them again."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Note the states of the CPU and of the devices of the model."""
+        self.model = model
+        kinds = {p.device.type for p in model.parameters()} - {"cpu", "meta"}
+        self.kind = kinds.pop() if kinds else "cuda"
+        used = {p.device.index or 0 for p in model.parameters() if p.device.type == self.kind}
+        self.devices = sorted(used)
+        self.host = torch.get_rng_state()
+        module = getattr(torch, self.kind)
+        self.states = [module.get_rng_state(index) for index in self.devices]
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Random numbers as at the time of making; random states and buffers are restored."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        try:
+            with torch.random.fork_rng(self.devices, device_type=self.kind):
+                torch.set_rng_state(self.host)
+                module = getattr(torch, self.kind)
+                for index, state in zip(self.devices, self.states, strict=True):
+                    module.set_rng_state(state, index)
+                yield
+        finally:
+            with torch.no_grad():
+                for buffer, kept in buffers:
+                    buffer.copy_(kept)
