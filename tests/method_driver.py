@@ -2,9 +2,18 @@
 
 import torch
 
-from mkor.methods.base import Exchange, LayerShape, Seen
+from mkor.methods.base import Exchange, LayerShape, Moment, Rows, Seen, Sums
 
-__all__ = ["LayerShape", "Seen", "combined", "finish", "init", "random_seen", "run_update"]
+__all__ = [
+    "LayerShape",
+    "Seen",
+    "combined",
+    "finish",
+    "init",
+    "random_seen",
+    "run_update",
+    "seen_of",
+]
 
 
 def init(method, shape, parameters=torch.float32):
@@ -26,17 +35,54 @@ def finish(generator, message):
             return stop.value
 
 
-def run_update(method, state, seen):
-    """One update; the new state."""
+def run_update(method, state, seen, again=None):
+    """One update, and the second pass (of `again`, or the same) where there is one; the state."""
     generator = method.update(state, seen)
-    return finish(generator, next(generator))
+    state = finish(generator, next(generator))
+    if method.second_pass:
+        generator = method.revisit(state, seen if again is None else again)
+        state = finish(generator, next(generator))
+    return state
 
 
-def random_seen(shape, vectors, rows=12, scale=1.0, dtype=torch.float32, generator=None):
-    """A statistic of `rows` random rows in `vectors` blocks, the last column of the inputs ones."""
-    counts = [rows // vectors + (j < rows % vectors) for j in range(vectors)]
-    inputs = torch.randn(shape.stack, vectors, shape.inputs, dtype=dtype, generator=generator)
-    grads = torch.randn(shape.stack, vectors, shape.outputs, dtype=dtype, generator=generator)
-    counts = torch.tensor(counts, dtype=dtype)
-    inputs[..., -1] = counts
-    return Seen(inputs, scale * grads / rows, counts, torch.zeros(()), grads_reduced=False)
+def random_seen(method, shape, rows=12, scale=1.0, dtype=torch.float32, generator=None):
+    """A statistic of random rows, of the kind the method wants; the inputs' last column is 1."""
+    options = {"dtype": dtype, "generator": generator}
+    inputs = torch.randn(shape.stack, rows, shape.inputs, **options)
+    inputs[..., -1] = 1
+    grads = scale * torch.randn(shape.stack, rows, shape.outputs, **options) / max(rows, 1)
+    weight = torch.randn(shape.stack, shape.outputs, shape.inputs, **options)
+    return seen_of(method, inputs, grads, weight)
+
+
+def seen_of(method, inputs, grads, weight=None):
+    """What the capture would show of rows a [G, n, i] and g [G, n, o]."""
+    rows = inputs.shape[1]
+    count = inputs.new_full((1,), rows)
+    gradient = grads.mT @ inputs
+    shown = gradient[..., ::2].sum(dim=-1) if method.absolute() else None
+    own = {"shown": shown, "true": shown, "weight": weight if method.second_pass else None}
+    norm = torch.zeros(())
+    of_inputs, of_grads = method.wants()
+    if isinstance(of_inputs, Rows):
+        kept = {"inputs": inputs, "grads": grads}
+        kept = of_inputs.compress(inputs, grads, 5) if of_inputs.compress else kept
+        inputs, grads = kept.pop("inputs"), kept.pop("grads")
+        return Seen(inputs, grads, count, norm, False, kept=kept, **own)
+    if isinstance(of_inputs, Moment):
+        own |= {"samples": count, "input_sums": inputs.sum(dim=1)}
+        inputs = inputs.mT @ inputs
+    else:
+        inputs, count = block_sums(inputs, of_inputs.blocks)
+    if isinstance(of_grads, Sums):
+        grads, _ = block_sums(grads, of_grads.blocks)
+    else:
+        grads = grads.mT @ grads
+    return Seen(inputs, grads, count, norm, False, **own)
+
+
+def block_sums(rows, blocks):
+    """Sums of rows [G, n, d] in blocks, [G, r, d], and the rows of each."""
+    parts = torch.tensor_split(rows, blocks, dim=1)
+    counts = torch.tensor([part.shape[1] for part in parts], dtype=rows.dtype)
+    return torch.stack([part.sum(dim=1) for part in parts], dim=1), counts

@@ -1,8 +1,9 @@
 """Conditions under which the mathematics runs and a batch is evaluated again.
 
-The mathematics runs without a graph and without autocast, in the dtypes that it names. A second pass must differ from the first in the weights alone: it sees the same random numbers, so
-that dropout masks agree, and leaves no trace in random states or buffers, such as the running
-statistics of a batch normalisation.
+The mathematics runs without a graph and without autocast, in the dtypes that it names. A second
+pass must differ from the first in the weights alone: it sees the same random numbers, so that
+dropout masks agree, and leaves no trace in random states or buffers, such as the running statistics
+of a batch normalisation.
 """
 
 from __future__ import annotations

@@ -83,11 +83,13 @@ def setting(kind, case, dtype=torch.float32, channels_last=False, **options):
 
 
 def step(optimizer, loss):
-    optimizer.zero_grad()
-    value = loss()
-    value.backward()
-    optimizer.step()
-    return value.item()
+    def closure():
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    return optimizer.step(closure).item()
 
 
 @pytest.mark.parametrize("case", list(CASES))
@@ -131,7 +133,11 @@ def test_shapes_dtypes_and_strides_are_kept(kind, dtype, channels_last):
 @pytest.mark.parametrize("case", list(CASES))
 def test_preconditioning_matches_the_method_on_the_captured_state(case):
     """What the optimizer writes is P(∇W) with the norm of ∇W, bias included."""
-    model, optimizer, loss = setting("linear", case, factor_update_steps=2, warmup_steps=0)
+    options = {"factor_update_steps": 2, "warmup_steps": 0}
+    plain = {"rescale": "gradient", "kl_clip": None}
+    model, optimizer, loss = setting("linear", case, **options, **plain)
+    if optimizer._method.second_pass:
+        pytest.skip("rewrites gradients in step(closure) only")
     step(optimizer, loss)  # updates
     optimizer.zero_grad()
     loss().backward()
