@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mkor.methods.base import Method
+from mkor.methods.kfac import KFACMethod
 from mkor.methods.mkor import MKORMethod
 
-METHODS: dict[str, type[Method]] = {"mkor": MKORMethod}
+METHODS: dict[str, type[Method]] = {"mkor": MKORMethod, "kfac": KFACMethod}
 """Methods by name."""
