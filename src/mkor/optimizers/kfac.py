@@ -1,0 +1,163 @@
+"""The public class of K-FAC. The mathematics is in `methods/kfac.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mkor.checks import (
+    Schedule,
+    fraction,
+    is_count,
+    is_number,
+    one_of,
+    positive,
+    require,
+    scheduled,
+)
+from mkor.methods.kfac import SOLVERS, KFACMethod
+from mkor.optimizer import Preconditioner
+
+STATE_DTYPES = (None, torch.float32, torch.float64, torch.bfloat16)
+"""Dtypes of the state; squares of gradients leave the range of float16."""
+
+INVERSE_DTYPES = (None, torch.float32, torch.float64)
+"""Dtypes that matrices are decomposed in."""
+
+
+class KFAC(Preconditioner):
+    """K-FAC as KAISA runs it: gradients preconditioned by the covariances of both sides.
+
+    Sources: Martens and Grosse, "Optimizing Neural Networks with Kronecker-factored Approximate
+    Curvature", ICML 2015; Pauloski et al., "KAISA: An Adaptive Second-Order Optimizer Framework for
+    Deep Neural Networks", SC 2021. Symbols stand in parentheses.
+
+    Example:
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = mkor.KFAC(model, base)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        base: Optimizer,
+        *,
+        solver: str = "eigen",
+        damping: Schedule = 0.001,
+        damping_split: str = "factored",
+        factor_decay: Schedule = 0.95,
+        factor_update_steps: int | Callable[[int], int] = 10,
+        inverse_update_steps: int | Callable[[int], int] = 100,
+        warmup_steps: int = 10,
+        weight_sharing: str = "expand",
+        grad_worker_fraction: float = 1.0,
+        rescale: str | None = None,
+        kl_clip: Schedule | None = 0.001,
+        skip: Sequence[str] = (),
+        max_dim: int = 8192,
+        state_dtype: torch.dtype | None = None,
+        inverse_dtype: torch.dtype | None = None,
+        wire_dtype: torch.dtype | None = None,
+        on_nonfinite: str = "skip",
+    ) -> None:
+        """Wrap `base` so that it steps along preconditioned gradients.
+
+        Options of type `Schedule` are numbers or functions of the step, counted from 0, and so are
+        the two numbers of steps.
+
+        Args:
+            model: The model; layers are observed by hooks.
+            base: Any `torch.optim` optimizer over parameters of the model.
+            solver: "eigen" solves with A⊗G + λI by the eigenvectors of A and G; "inverse"
+                multiplies by the inverse of each damped factor, half the products of a step.
+            damping: Weight of the identity (λ). "eigen" takes the value of every step, "inverse"
+                that of the step which inverts.
+            damping_split: How "inverse" damps: "factored" adds √λ·π to A and √λ/π to G with
+                π² = (tr A/d_A)/(tr G/d_G); "plain" adds λ to each, as KAISA's code does.
+            factor_decay: Weight of the old covariance in the moving average (γ).
+            factor_update_steps: Steps between two updates of the covariances.
+            inverse_update_steps: Steps between two decompositions. They are made in an update of
+                the covariances, so this is a multiple of `factor_update_steps`. Where either is a
+                function, a decomposition that falls between two updates is left out.
+            warmup_steps: Steps at the start that all update and decompose. A layer that is first
+                used later passes its gradient on until the next decomposition.
+            weight_sharing: What a row is where a weight is used at several places of a sample, as
+                over tokens: "expand" takes each place as a row, "reduce" one row a sample
+                (KFAC-expand and KFAC-reduce).
+            grad_worker_fraction: Fraction of the workers that hold the inverse of a layer, above 0
+                and at most 1. It has no effect yet: every worker computes every inverse, as with 1.
+            rescale: None keeps the result, "gradient" gives it the norm of the gradient.
+            kl_clip: Bound κ on Σ lr²⟨V, ∇W⟩ over all layers: updates V are scaled by
+                √(κ/|Σ lr²⟨V, ∇W⟩|) where that is below 1; None leaves them.
+            skip: Regular expressions; layers in whose name one of them is found are left to the
+                base.
+            max_dim: A side wider than this gets no factor and counts as the identity.
+            state_dtype: Dtype of the covariances, of what is made of them and of the products of a
+                step; None for float32, or float64 for float64 parameters. float16 can't hold them.
+            inverse_dtype: Dtype to decompose in; None for float32, or float64 for a state in it.
+            wire_dtype: Dtype of the covariances while they cross workers.
+            on_nonfinite: Covariances that aren't finite are left out ("skip"), start the average
+                anew ("reset"), or raise FloatingPointError before anything changes ("raise", which
+                synchronises with the device in every step). Gradients that aren't finite reach the
+                base as they are; only "raise" keeps them from it.
+
+        Raises:
+            TypeError: `model` or `base` is of the wrong type.
+            ValueError: An option is out of range, or `base` doesn't fit the model.
+        """
+        one_of("solver", solver, SOLVERS)
+        one_of("damping_split", damping_split, ("factored", "plain"))
+        one_of("weight_sharing", weight_sharing, ("expand", "reduce"))
+        one_of("state_dtype", state_dtype, STATE_DTYPES)
+        one_of("inverse_dtype", inverse_dtype, INVERSE_DTYPES)
+        scheduled("factor_decay", factor_decay, fraction, "between 0 and 1, both excluded")
+        scheduled("damping", damping, positive, "positive and finite")
+        require("max_dim", max_dim, is_count(max_dim, 1), "an integer of at least 1")
+        check_fraction(grad_worker_fraction)
+        check_steps(inverse_update_steps, factor_update_steps)
+        method = KFACMethod(
+            solver=solver,
+            decay=factor_decay,
+            damping=damping,
+            damping_split=damping_split,
+            weight_sharing=weight_sharing,
+            inverse_update_steps=inverse_update_steps,
+            warmup_steps=warmup_steps,
+            max_dim=max_dim,
+            state_dtype=state_dtype,
+            inverse_dtype=inverse_dtype,
+            on_nonfinite=on_nonfinite,
+        )
+        super().__init__(
+            model,
+            base,
+            method,
+            factor_update_steps=factor_update_steps,
+            warmup_steps=warmup_steps,
+            rescale=rescale,
+            kl_clip=kl_clip,
+            skip=skip,
+            wire_dtype=wire_dtype,
+            on_nonfinite=on_nonfinite,
+        )
+
+
+def check_fraction(value: object) -> None:
+    """Check `grad_worker_fraction`."""
+    good = is_number(value) and 0 < value <= 1  # type: ignore[operator]
+    require("grad_worker_fraction", value, good, "above 0 and at most 1")
+
+
+def check_steps(inverse: object, factor: object) -> None:
+    """Check that decompositions fall on updates of the covariances, as far as can be known."""
+    number = inverse(0) if callable(inverse) else inverse
+    label = "inverse_update_steps(0)" if callable(inverse) else "inverse_update_steps"
+    require(label, number, is_count(number, 1), "an integer of at least 1")
+    if not is_count(inverse, 1) or not is_count(factor, 1):
+        return
+    rule = f"a multiple of factor_update_steps={factor}, since covariances are decomposed only when"
+    multiple = inverse % factor == 0  # type: ignore[operator]
+    require("inverse_update_steps", inverse, multiple, f"{rule} they are updated")
