@@ -18,6 +18,7 @@ def method(**options):
         "damping": 0.01,
         "damping_split": "factored",
         "weight_sharing": "expand",
+        "factor_update_steps": 1,
         "inverse_update_steps": 1,
         "warmup_steps": 0,
         "max_dim": 1024,

@@ -19,9 +19,10 @@ class Observed:
     def __init__(self, module, blocks=1, kinds=None):
         everything = {id(parameter) for parameter in module.parameters()}
         self.layers, self.left = find_layers(module, everything, (), lambda shape: None)
-        self.capture = Capture(kinds or (Sums(blocks), Sums(blocks)), absolute=True)
-        self.capture.watch(self.layers)
-        self.capture.armed = True
+        kinds = dict.fromkeys(self.layers, kinds or (Sums(blocks), Sums(blocks)))
+        self.capture = Capture(absolute=True)
+        self.capture.watch(self.layers, kinds)
+        self.capture.arm(kinds, 0)
 
     def seen(self, name=None):
         """What a layer showed (the only one, without a name)."""

@@ -16,6 +16,14 @@ CASES = {
     "mkor float64": (mkor.MKOR, {"state_dtype": torch.float64}),
     "mkor one side": (mkor.MKOR, {"max_dim": 4}),
     "mkor reset": (mkor.MKOR, {"on_nonfinite": "reset"}),
+    "kfac": (mkor.KFAC, {}),
+    "kfac inverse": (mkor.KFAC, {"solver": "inverse"}),
+    "kfac inverse plain": (mkor.KFAC, {"solver": "inverse", "damping_split": "plain"}),
+    "kfac reduce": (mkor.KFAC, {"weight_sharing": "reduce"}),
+    "kfac bfloat16": (mkor.KFAC, {"state_dtype": torch.bfloat16}),
+    "kfac float64": (mkor.KFAC, {"state_dtype": torch.float64, "inverse_dtype": torch.float64}),
+    "kfac one side": (mkor.KFAC, {"max_dim": 4}),
+    "kfac reset": (mkor.KFAC, {"on_nonfinite": "reset"}),
 }
 
 

@@ -52,10 +52,10 @@ def random_seen(method, shape, rows=12, scale=1.0, dtype=torch.float32, generato
     inputs[..., -1] = 1
     grads = scale * torch.randn(shape.stack, rows, shape.outputs, **options) / max(rows, 1)
     weight = torch.randn(shape.stack, shape.outputs, shape.inputs, **options)
-    return seen_of(method, inputs, grads, weight)
+    return seen_of(method, shape, inputs, grads, weight)
 
 
-def seen_of(method, inputs, grads, weight=None):
+def seen_of(method, shape, inputs, grads, weight=None):
     """What the capture would show of rows a [G, n, i] and g [G, n, o]."""
     rows = inputs.shape[1]
     count = inputs.new_full((1,), rows)
@@ -63,7 +63,7 @@ def seen_of(method, inputs, grads, weight=None):
     shown = gradient[..., ::2].sum(dim=-1) if method.absolute() else None
     own = {"shown": shown, "true": shown, "weight": weight if method.second_pass else None}
     norm = torch.zeros(())
-    of_inputs, of_grads = method.wants()
+    of_inputs, of_grads = method.wants(shape)
     if isinstance(of_inputs, Rows):
         kept = {"inputs": inputs, "grads": grads}
         kept = of_inputs.compress(inputs, grads, 5) if of_inputs.compress else kept
@@ -71,13 +71,13 @@ def seen_of(method, inputs, grads, weight=None):
         return Seen(inputs, grads, count, norm, False, kept=kept, **own)
     if isinstance(of_inputs, Moment):
         own |= {"samples": count, "input_sums": inputs.sum(dim=1)}
-        inputs = inputs.mT @ inputs
+        inputs = inputs.mT @ inputs if of_inputs.matrix else inputs[:, :0, :0]
     else:
         inputs, count = block_sums(inputs, of_inputs.blocks)
     if isinstance(of_grads, Sums):
         grads, _ = block_sums(grads, of_grads.blocks)
     else:
-        grads = grads.mT @ grads
+        grads = grads.mT @ grads if of_grads.matrix else grads[:, :0]
     return Seen(inputs, grads, count, norm, False, **own)
 
 

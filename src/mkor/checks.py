@@ -50,6 +50,13 @@ def scheduled(name: str, value: object, good: Callable[[float], bool], rule: str
     require(label, number, is_number(number) and good(number), rule)  # type: ignore[arg-type]
 
 
+def counted(name: str, value: object) -> None:
+    """Check an option that is a positive integer or a function of the step, tried at step 0."""
+    number = value(0) if callable(value) else value
+    label = f"{name}(0)" if callable(value) else name
+    require(label, number, is_count(number, 1), "an integer of at least 1")
+
+
 def positive(value: float) -> bool:
     """Whether a number is above 0."""
     return value > 0

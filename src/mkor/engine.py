@@ -21,7 +21,7 @@ from mkor.capture.hooks import Capture
 from mkor.capture.views import View
 from mkor.distributed import comm
 from mkor.distributed.bucket import gather_flat, reduce_flat
-from mkor.methods.base import Exchange, Method, Seen, State, Update
+from mkor.methods.base import Exchange, Kind, Method, Seen, State, Update
 from mkor.rescale import keep_finite, kl_factor, match_norm
 from mkor.schedule import UpdateSchedule
 
@@ -71,7 +71,7 @@ class Engine:
         self.kl_clip = kl_clip
         self.wire_dtype = wire_dtype
         self.on_nonfinite = on_nonfinite
-        self.capture = Capture(method.wants(), method.absolute())
+        self.capture = Capture(method.absolute())
         self.layers: dict[str, Layer] = {}
         self.left: list[LeftOut] = []
         self.records: dict[str, Record] = {}
@@ -86,13 +86,19 @@ class Engine:
             name: self.records[name] if known.get(name) == layer.view.shape else Record()
             for name, layer in self.layers.items()
         }
-        self.capture.watch(self.layers)
+        self.capture.watch(self.layers, self.kinds(self.method.at(self.index)))
         self.listen()
 
     def listen(self) -> None:
         """Observe the step that begins, if it updates the factors."""
         self.now = self.method.at(self.index)
-        self.capture.arm(self.due, self.now.wants(), self.index)
+        self.capture.armed = False
+        if self.due:
+            self.capture.arm(self.kinds(self.now), self.index)
+
+    def kinds(self, method: Method) -> dict[str, tuple[Kind, Kind]]:
+        """What a method wants of every layer."""
+        return {name: method.wants(layer.view.shape) for name, layer in self.layers.items()}
 
     @property
     def due(self) -> bool:
@@ -101,7 +107,7 @@ class Engine:
 
     def accept(self, view: View) -> str | None:
         """Why the method can't take a layer, or None if it can."""
-        reason = observable(view, self.method.wants()[1])
+        reason = observable(view, self.method.wants(view.shape)[1])
         has_factor = any(self.method.sides(view.shape))
         return reason or (None if has_factor else self.method.limit())
 
@@ -112,8 +118,9 @@ class Engine:
         seen = self.collect()
         if self.on_nonfinite == "raise":
             self.refuse_nonfinite(seen)
-        states = self.run({n: self.now.update(self.state(n), what) for n, what in seen.items()})
-        for name in states:
+        first = self.now.first()
+        methods = {name: self.now if self.records[name].updates else first for name in seen}
+        for name in self.run({n: methods[n].update(self.state(n), seen[n]) for n in seen}):
             self.records[name].updates += 1
             self.records[name].last_update = self.index
 

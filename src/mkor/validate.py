@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mkor.checks import is_count, one_of, positive, require, scheduled
+from mkor.checks import counted, is_count, one_of, positive, require, scheduled
 from mkor.distributed.comm import is_sharded
 from mkor.report import LayerInfo
 
@@ -23,8 +23,7 @@ WIRE_DTYPES = (None, torch.float32, torch.float64, torch.bfloat16)
 def common_options(options: dict[str, Any]) -> None:
     """Check the options that all methods share."""
     every, warmup = options["factor_update_steps"], options["warmup_steps"]
-    count = every(0) if callable(every) else every
-    require("factor_update_steps", count, is_count(count, 1), "an integer of at least 1")
+    counted("factor_update_steps", every)
     require("warmup_steps", warmup, is_count(warmup, 0), "an integer of at least 0")
     one_of("rescale", options["rescale"], ("gradient", None))
     if options["kl_clip"] is not None:

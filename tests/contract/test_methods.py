@@ -31,7 +31,7 @@ def factors(state):
 
 def keeps_rows(method):
     """Whether the state grows with the batch."""
-    return isinstance(method.wants()[0], Rows)
+    return isinstance(method.wants(SHAPES[0])[0], Rows)
 
 
 def trained(method, shape, updates=3, parameters=torch.float32):
@@ -144,9 +144,9 @@ def test_statistics_that_are_not_finite_are_left_out_and_counted(case, shape, ba
     before = copies(state)
     seen = random_seen(method, shape)
     if part != "grads":
-        seen.inputs[..., 0] = bad
+        seen.inputs[..., :1] = bad
     if part != "inputs":
-        seen.grads[..., 0] = bad
+        seen.grads[..., :1] = bad
     state = run_update(method, state, seen)
     assert all(bool(torch.isfinite(t).all()) for t in factors(state).values())
     counted = dict(zip(EVENTS, (state["events"] - before["events"]).tolist(), strict=True))
@@ -202,7 +202,7 @@ def test_a_bias_gradient_serves_as_the_output_side(case, shape):
     """Visible as one sum that is already averaged over workers, so it doesn't cross again."""
     method = method_of(case)
     seen = random_seen(method, shape)
-    if not isinstance(method.wants()[1], Sums):
+    if not isinstance(method.wants(shape)[1], Sums):
         pytest.skip("wants more of the output gradients than their sum")
     seen = replace(seen, grads=seen.grads.sum(dim=1, keepdim=True), grads_reduced=True)
     generator = method.update(init(method, shape), seen)

@@ -205,8 +205,15 @@ def test_workers_average_what_they_showed_before_it_is_compared():
 
 def test_what_is_asked_of_the_capture():
     assert method().absolute()
-    assert method().wants() == (Moment("expand"), Moment("expand"))
-    assert method(weight_sharing="reduce").wants() == (Moment("reduce"), Moment("reduce"))
+    shape = SHAPES[0]
+    assert method().wants(shape) == (Moment("expand"), Moment("expand"))
+    assert method(weight_sharing="reduce").wants(shape) == (Moment("reduce"), Moment("reduce"))
+
+
+def test_the_matrix_of_a_wide_side_is_not_asked_for():
+    narrow = method(max_dim=4)
+    assert narrow.wants(LayerShape(1, 3, 9)) == (Moment("expand", False), Moment("expand", True))
+    assert narrow.wants(LayerShape(1, 9, 3)) == (Moment("expand", True), Moment("expand", False))
 
 
 # --- schedules -----------------------------------------------------------------------------------
@@ -243,6 +250,16 @@ def test_decompositions_are_renewed_when_they_are_due():
     assert due == [0, 1, 2, 20, 40]
     changing = method(inverse_update_steps=lambda step: 10 if step < 30 else 15)
     assert [step for step in range(50) if changing.at(step).refresh] == [0, 10, 20, 30, 45]
+
+
+def test_a_decomposition_between_two_updates_waits_for_the_next():
+    kfac = method(factor_update_steps=4, inverse_update_steps=10)
+    assert [step for step in range(0, 41, 4) if kfac.at(step).refresh] == [0, 12, 20, 32, 40]
+
+
+def test_the_first_update_of_a_layer_decomposes():
+    assert not method(inverse_update_steps=10).at(5).refresh
+    assert method(inverse_update_steps=10).at(5).first().refresh
 
 
 @pytest.mark.parametrize("solver", ["eigen", "inverse"])

@@ -53,7 +53,8 @@ def inputs_seen(view: View, kind: Kind, fold: Tensor) -> Seen:
     side = view.shape.inputs
     empty, norm = fold[:, :0], view.gradient_norm()
     if isinstance(kind, Moment):
-        matrix, rows, samples = fold[:, :side, :side], fold[0, -2, -1:], fold[0, -1, -1:]
+        above = side if kind.matrix else 0
+        matrix, rows, samples = fold[:, :above, :above], fold[0, -2, -1:], fold[0, -1, -1:]
         sums = fold[:, -2, :side]
         return Seen(matrix, empty, rows, norm, False, samples=samples, input_sums=sums)
     return Seen(fold[..., :side], empty, fold[0, :, -1], norm, False)

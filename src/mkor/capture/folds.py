@@ -37,19 +37,21 @@ def input_shape(kind: Kind, view: View) -> tuple[int, ...]:
     side = view.shape.inputs + (not view.has_bias_column)  # i + 1
     if isinstance(kind, Sums):
         return view.shape.stack, kind.blocks, side
-    return view.shape.stack, side + 1, side
+    matrix = isinstance(kind, Moment) and kind.matrix
+    return view.shape.stack, side + 1 if matrix else 2, side
 
 
 def output_shape(kind: Kind, view: View) -> tuple[int, ...]:
     """Shape of the output fold of a layer."""
-    rows = kind.blocks if isinstance(kind, Sums) else view.shape.outputs
-    return view.shape.stack, rows, view.shape.outputs
+    side = view.shape.outputs
+    rows = kind.blocks if isinstance(kind, Sums) else side
+    return view.shape.stack, rows if not isinstance(kind, Moment) or kind.matrix else 0, side
 
 
 def fold_inputs(kind: Kind, view: View, tensors: list[Tensor]) -> Tensor:
     """The input fold of one call, from the tensors that `sources` found."""
     if isinstance(kind, Moment):
-        parts = [input_moment(view, tensor, kind.shared) for tensor in tensors]
+        parts = [input_moment(view, tensor, kind) for tensor in tensors]
         scales = [parts[0][:, -1, -1] / part[:, -1, -1].clamp_min(1) for part in parts[1:]]
         # As many rows as the first source has, so that each keeps its own mean.
         parts[1:] = [part * scale for part, scale in zip(parts[1:], scales, strict=True)]
@@ -67,27 +69,28 @@ def fold_outputs(kind: Kind, view: View, grad: Tensor, inputs: torch.Size) -> Te
     assert isinstance(kind, Moment)
     shape = output_shape(kind, view)
     out = grad.new_zeros(shape, dtype=wide(grad.dtype))
-    for piece in view.pieces(grad, inputs):
+    for piece in view.pieces(grad, inputs) if kind.matrix else ():
         own = inputs if piece is grad else (piece.shape[0], *inputs[1 - piece.dim() :])
         add_gram_(out, view.output_rows(piece, torch.Size(own), kind.shared).to(out.dtype))
     return out
 
 
-def input_moment(view: View, tensor: Tensor, shared: str) -> Tensor:
+def input_moment(view: View, tensor: Tensor, kind: Moment) -> Tensor:
     """Σ[a; 1][a; 1]ᵀ over the rows of one tensor, with a last row of the number of samples."""
-    samples, side = view.samples(tensor.shape, shared), view.shape.inputs - view.has_bias_column
+    side, dtype = view.shape.inputs - view.has_bias_column, wide(tensor.dtype)
     stack = 1 if isinstance(view, AttentionInputView) else view.shape.stack
-    dtype = wide(tensor.dtype)
-    out = tensor.new_zeros(stack, side + 2, side + 1, dtype=dtype)
+    above = side if kind.matrix else 0  # rows of the fold above the one of sums
+    out = tensor.new_zeros(stack, above + 2, side + 1, dtype=dtype)
     rows = 0
     for piece in view.pieces(tensor, tensor.shape):
-        part = view.input_rows(piece, shared).to(dtype)  # [G, n, i]
-        add_gram_(out[:, :side, :side], part)
-        out[:, side, :side] += part.sum(dim=1)
+        part = view.input_rows(piece, kind.shared).to(dtype)  # [G, n, i]
+        if kind.matrix:
+            add_gram_(out[:, :side, :side], part)
+        out[:, above, :side] += part.sum(dim=1)
         rows += part.shape[1]
-    out[:, :side, side] = out[:, side, :side]
-    out[:, side, side].fill_(rows)
-    out[:, side + 1].fill_(samples)
+    out[:, :above, side] = out[:, above, :above]
+    out[:, above, side].fill_(rows)
+    out[:, above + 1].fill_(view.samples(tensor.shape, kind.shared))
     return out
 
 

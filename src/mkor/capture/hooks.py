@@ -92,14 +92,13 @@ class WeightHook:
 class Capture:
     """Hooks on the modules of a set of layers, and what they saw since the last step."""
 
-    def __init__(self, kinds: tuple[Kind, Kind], absolute: bool = False) -> None:
+    def __init__(self, absolute: bool = False) -> None:
         """Idle until `armed`.
 
         Args:
-            kinds: What to keep of the inputs and of the output gradients.
             absolute: Whether to note what the weight gradients were before they are unscaled.
         """
-        self.kinds = kinds
+        self.kinds: dict[str, tuple[Kind, Kind]] = {}
         self.absolute = absolute
         self.armed = False
         self.seed = 0
@@ -108,14 +107,19 @@ class Capture:
         self.shown: dict[str, Tensor] = {}
         self.handles: list[RemovableHandle] = []
 
-    def arm(self, armed: bool, kinds: tuple[Kind, Kind], seed: int) -> None:
-        """Listen, or not, from the next forward pass on; `seed` is for methods that draw rows."""
-        self.armed, self.kinds, self.seed = armed, kinds, seed
+    def arm(self, kinds: dict[str, tuple[Kind, Kind]], seed: int) -> None:
+        """Listen from the next forward pass on.
 
-    def watch(self, layers: dict[str, Layer]) -> None:
+        Args:
+            kinds: What to keep of each layer's inputs and output gradients.
+            seed: For methods that draw rows.
+        """
+        self.armed, self.kinds, self.seed = True, kinds, seed
+
+    def watch(self, layers: dict[str, Layer], kinds: dict[str, tuple[Kind, Kind]]) -> None:
         """Install hooks for the layers, in place of those installed before."""
         self.remove()
-        self.layers = layers
+        self.layers, self.kinds = layers, kinds
         self.leaves = {name: self.make_leaves(layer.view) for name, layer in layers.items()}
         by_module: dict[nn.Module, list[View]] = {}
         for layer in layers.values():
@@ -145,9 +149,8 @@ class Capture:
 
     def make_leaves(self, view: View) -> Leaves | RowLeaf:
         """Leaves beside the layer's weight."""
-        if isinstance(self.kinds[0], Rows):
-            return RowLeaf(view)
-        return Leaves.beside(view, self.kinds)
+        kinds = self.kinds[view.name]
+        return RowLeaf(view) if isinstance(kinds[0], Rows) else Leaves.beside(view, kinds)
 
     def leaves_of(self, view: View) -> Leaves | RowLeaf:
         """The layer's leaves, made anew where the weight has moved or changed its dtype.
@@ -180,7 +183,7 @@ class Capture:
         if operand is not None:
             operand = output_order(operand.detach(), tensor, active[-1].hooked)
         seen = {view: tensors for view in active if (tensors := sources(view, inputs, operand))}
-        if isinstance(self.kinds[0], Rows):
+        if isinstance(self.leaves[active[0].name], RowLeaf):
             observed = self.observe_rows(module, seen, tensor) if seen else tensor
         else:
             observed = self.observe_folds(module, active, seen, inputs[0].shape, tensor)
@@ -202,11 +205,13 @@ class Capture:
             if view in seen:
                 assert isinstance(leaf, Leaves)
                 leaves.append(leaf.inputs)
-                folds.append(fold_inputs(self.kinds[0], view, seen[view]).to(leaf.inputs.dtype))
+                kind = self.kinds[view.name][0]
+                folds.append(fold_inputs(kind, view, seen[view]).to(leaf.inputs.dtype))
         last, outputs = active[-1], self.output_leaf(active[-1])
+        kind = self.kinds[last.name][1]
         with torch.enable_grad():
             observed: Tensor = Observe.apply(  # type: ignore[no-untyped-call]
-                output, fresh(module), last, shape, self.kinds[1], outputs, *leaves, *folds
+                output, fresh(module), last, shape, kind, outputs, *leaves, *folds
             )
         return observed
 
@@ -216,9 +221,9 @@ class Capture:
     ) -> Tensor:
         """Pass the output through the identity that keeps the rows of the call."""
         (view, (inputs,)) = next(reversed(seen.items()))
-        leaf = self.leaves_of(view)
-        assert isinstance(leaf, RowLeaf) and isinstance(self.kinds[0], Rows)
-        keep = leaf.keeper(self.kinds[0].compress, self.seed)
+        leaf, kind = self.leaves_of(view), self.kinds[view.name][0]
+        assert isinstance(leaf, RowLeaf) and isinstance(kind, Rows)
+        keep = leaf.keeper(kind.compress, self.seed)
         with torch.enable_grad():
             observed: Tensor = ObserveRows.apply(  # type: ignore[no-untyped-call]
                 output, fresh(module), view, keep, leaf.mark, inputs.to(output.dtype)
@@ -229,17 +234,18 @@ class Capture:
         """Where the output gradient is to be folded; None where a bias shows it, or nothing."""
         leaves = self.leaves[view.name]
         assert isinstance(leaves, Leaves)
-        by_bias = isinstance(self.kinds[1], Sums) and self.layers[view.name].bias_shows_gradient
+        sums = isinstance(self.kinds[view.name][1], Sums)
+        by_bias = sums and self.layers[view.name].bias_shows_gradient
         return None if by_bias or isinstance(view, AttentionInputView) else leaves.outputs
 
     def collect(self, layer: Layer) -> Seen | None:
         """What the layer showed in the calls that were back-propagated, or None."""
         name = layer.view.name
-        return collected(layer, self.leaves[name], self.kinds, self.shown.get(name))
+        return collected(layer, self.leaves[name], self.kinds[name], self.shown.get(name))
 
     def nothing(self, layer: Layer) -> Seen:
         """The statistic of a layer that this worker didn't use: no rows."""
-        return nothing(layer, self.kinds, self.absolute)
+        return nothing(layer, self.kinds[layer.view.name], self.absolute)
 
     def clear(self) -> None:
         """Forget every statistic."""

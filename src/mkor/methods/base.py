@@ -60,9 +60,11 @@ class Moment:
         shared: What a row is where a weight is used at several places of a sample (tokens,
             positions): "expand" takes every place as a row, "reduce" one row a sample, the mean
             of its inputs and the sum of its output gradients.
+        matrix: Whether the matrix is wanted; without it, the counts and the sum of rows are kept.
     """
 
     shared: str = "expand"
+    matrix: bool = True
 
 
 Compress = Callable[[Tensor, Tensor, int], dict[str, Tensor]]
@@ -111,8 +113,8 @@ class Seen:
     samples it is 1/n of the sample's own gradient, and it carries the factor of a loss scale.
 
     Attributes:
-        inputs: The input side by the kind that was wanted: sums [G, r, i], the moment [G, i, i],
-            or rows [G, m, i].
+        inputs: The input side by the kind that was wanted: sums [G, r, i], the moment [G, i, i]
+            (or [G, 0, 0] without its matrix), or rows [G, m, i].
         grads: The output side: sums [G, q, o] where q is r, or 1 where only the bias gradient is
             visible; the moment [G, o, o]; or rows [G, m, o].
         rows: Number of rows behind each of the r input sums, [r]; the number of rows, [1], for
@@ -213,9 +215,16 @@ class Method(ABC):
         """Whether the size of the output gradients matters, so that a loss scale must come out."""
         return False
 
+    def first(self: Self) -> Self:
+        """The method for the first update of a layer, as `at` returned it for later ones."""
+        return self
+
     @abstractmethod
-    def wants(self) -> tuple[Kind, Kind]:
-        """What the capture keeps of the inputs and of the output gradients."""
+    def wants(self, shape: LayerShape) -> tuple[Kind, Kind]:
+        """What the capture keeps of a layer's inputs and of its output gradients.
+
+        Both are `Rows` for all shapes, or neither is for any.
+        """
 
     @abstractmethod
     def sides(self, shape: LayerShape) -> tuple[bool, bool]:

@@ -57,6 +57,7 @@ class KFACMethod(Method):
     damping: Number
     damping_split: str
     weight_sharing: str
+    factor_update_steps: Steps
     inverse_update_steps: Steps
     warmup_steps: int
     max_dim: int
@@ -69,16 +70,22 @@ class KFACMethod(Method):
     def at(self, step: int) -> KFACMethod:
         """Resolve the schedules, and whether an update in this step renews the decompositions."""
         now = super().at(step)
-        due = step % cast(int, now.inverse_update_steps) == 0
-        return replace(now, refresh=due or step < self.warmup_steps)
+        every, between = cast(int, now.inverse_update_steps), cast(int, now.factor_update_steps)
+        # The first update of the factors from a multiple of `every` on.
+        return replace(now, refresh=step % every < between or step < self.warmup_steps)
 
     def absolute(self) -> bool:
         """A loss scale would multiply G by its square, against the same λ."""
         return True
 
-    def wants(self) -> tuple[Moment, Moment]:
-        """Second moments of both sides."""
-        return Moment(self.weight_sharing), Moment(self.weight_sharing)
+    def first(self) -> KFACMethod:
+        """A layer's first update decomposes what it has, due or not."""
+        return replace(self, refresh=True)
+
+    def wants(self, shape: LayerShape) -> tuple[Moment, Moment]:
+        """Second moments of the sides that have a factor."""
+        outputs, inputs = self.sides(shape)
+        return Moment(self.weight_sharing, inputs), Moment(self.weight_sharing, outputs)
 
     def sides(self, shape: LayerShape) -> tuple[bool, bool]:
         """Which sides (outputs, inputs) are narrow enough for a covariance."""

@@ -57,7 +57,7 @@ class MKORMethod(Method):
         """Without damping the vectors are taken as they are."""
         return self.damping is None
 
-    def wants(self) -> tuple[Kind, Kind]:
+    def wants(self, shape: LayerShape) -> tuple[Kind, Kind]:
         """Sums of as many blocks of rows as an update has vectors."""
         return Sums(self.vectors), Sums(self.vectors)
 

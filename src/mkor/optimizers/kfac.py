@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from mkor.checks import (
     Schedule,
+    counted,
     fraction,
     is_count,
     is_number,
@@ -79,11 +80,9 @@ class KFAC(Preconditioner):
                 π² = (tr A/d_A)/(tr G/d_G); "plain" adds λ to each, as KAISA's code does.
             factor_decay: Weight of the old covariance in the moving average (γ).
             factor_update_steps: Steps between two updates of the covariances.
-            inverse_update_steps: Steps between two decompositions. They are made in an update of
-                the covariances, so this is a multiple of `factor_update_steps`. Where either is a
-                function, a decomposition that falls between two updates is left out.
-            warmup_steps: Steps at the start that all update and decompose. A layer that is first
-                used later passes its gradient on until the next decomposition.
+            inverse_update_steps: Steps between two decompositions. They are made in updates of the
+                covariances; one that falls between two updates waits for the next.
+            warmup_steps: Steps at the start that all update and decompose.
             weight_sharing: What a row is where a weight is used at several places of a sample, as
                 over tokens: "expand" takes each place as a row, "reduce" one row a sample
                 (KFAC-expand and KFAC-reduce).
@@ -117,13 +116,14 @@ class KFAC(Preconditioner):
         scheduled("damping", damping, positive, "positive and finite")
         require("max_dim", max_dim, is_count(max_dim, 1), "an integer of at least 1")
         check_fraction(grad_worker_fraction)
-        check_steps(inverse_update_steps, factor_update_steps)
+        counted("inverse_update_steps", inverse_update_steps)
         method = KFACMethod(
             solver=solver,
             decay=factor_decay,
             damping=damping,
             damping_split=damping_split,
             weight_sharing=weight_sharing,
+            factor_update_steps=factor_update_steps,
             inverse_update_steps=inverse_update_steps,
             warmup_steps=warmup_steps,
             max_dim=max_dim,
@@ -149,15 +149,3 @@ def check_fraction(value: object) -> None:
     """Check `grad_worker_fraction`."""
     good = is_number(value) and 0 < value <= 1  # type: ignore[operator]
     require("grad_worker_fraction", value, good, "above 0 and at most 1")
-
-
-def check_steps(inverse: object, factor: object) -> None:
-    """Check that decompositions fall on updates of the covariances, as far as can be known."""
-    number = inverse(0) if callable(inverse) else inverse
-    label = "inverse_update_steps(0)" if callable(inverse) else "inverse_update_steps"
-    require(label, number, is_count(number, 1), "an integer of at least 1")
-    if not is_count(inverse, 1) or not is_count(factor, 1):
-        return
-    rule = f"a multiple of factor_update_steps={factor}, since covariances are decomposed only when"
-    multiple = inverse % factor == 0  # type: ignore[operator]
-    require("inverse_update_steps", inverse, multiple, f"{rule} they are updated")
