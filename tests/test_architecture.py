@@ -16,6 +16,7 @@ CORE_FILES = sorted(CORE.rglob("*.py"))
 
 # What the files of a folder may import of ours, besides each other.
 SEES = {
+    "baselines": {"mkor.checks"},
     "capture": {"mkor.linalg", "mkor.methods.base"},
     "distributed": set(),
     "factors": {"mkor.linalg"},

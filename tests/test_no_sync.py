@@ -164,6 +164,39 @@ def test_precondition_reads_no_value_whatever_the_base():
         optimizer.base.step()
 
 
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_grad_norm": None, "bias_correction": False, "maximize": True},
+        {"weight_decay_mode": "decoupled", "trust_ratio": "all", "max_weight_norm": 1.0},
+    ],
+)
+def test_lamb_reads_no_value(options, dtype, lr):
+    model = Net().to(dtype)
+    optimizer = mkor.LAMB(model.parameters(), lr, **options)
+    for _ in range(2):
+        backward(model, dtype)
+        with no_sync():
+            optimizer.step()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)])
+def test_lamb_on_the_device_does_not_wait(lr):
+    model = Net().cuda()
+    optimizer = mkor.LAMB(model.parameters(), lr)
+    for _ in range(3):
+        model(torch.randn(3, 3, 5, device="cuda")).square().mean().backward()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("rule", ["exact", "paper", "reference"])
 def test_a_step_on_the_device_does_not_wait(rule):

@@ -25,6 +25,8 @@ BASES = {
     "adamw-foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True, maximize=True),
     "adamw-fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
     "adamw-tensor-lr": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), foreach=False),
+    "lamb": lambda p: mkor.LAMB(p, lr=0.01),
+    "lamb-tensor-lr": lambda p: mkor.LAMB(p, lr=torch.tensor(0.01), maximize=True),
     "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
     "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
     "adamax": lambda p: torch.optim.Adamax(p, lr=0.01),

@@ -5,10 +5,11 @@ optimizer = mkor.MKOR(model, base)
 loss.backward(); optimizer.step(); optimizer.zero_grad()
 """
 
+from mkor.baselines.lamb import LAMB
 from mkor.optimizer import Preconditioner
 from mkor.optimizers.kfac import KFAC
 from mkor.optimizers.mkor import MKOR
 from mkor.report import LayerInfo
 
 __version__ = "0.1.0"
-__all__ = ["KFAC", "MKOR", "LayerInfo", "Preconditioner", "__version__"]
+__all__ = ["KFAC", "LAMB", "MKOR", "LayerInfo", "Preconditioner", "__version__"]
