@@ -22,7 +22,7 @@ from mkor_bench.report.machine import version
 
 app = typer.Typer(
     name="mkor",
-    help="Train networks and compare optimizers: SGD, AdamW, and MKOR on top of them.\n\n"
+    help="Train networks and compare optimizers: SGD, AdamW, LAMB, and MKOR on top of them.\n\n"
     "Begin with: mkor compare digits",
     no_args_is_help=True,
     add_completion=False,

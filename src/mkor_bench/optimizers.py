@@ -55,6 +55,12 @@ def _adamw(model: nn.Module, lr: float) -> Optimizer:
     return AdamW(model.parameters(), lr=lr)
 
 
+def _lamb(model: nn.Module, lr: float) -> Optimizer:
+    from mkor import LAMB
+
+    return LAMB(model.parameters(), lr=lr)
+
+
 def _mkor(model: nn.Module, lr: float, *, base: Builder) -> Optimizer:
     from mkor import MKOR
 
@@ -64,6 +70,7 @@ def _mkor(model: nn.Module, lr: float, *, base: Builder) -> Optimizer:
 _ROWS = (
     OptimizerRow("sgd", "SGD with momentum 0.9", _sgd, first_order=True),
     OptimizerRow("adamw", "AdamW", _adamw, first_order=True),
+    OptimizerRow("lamb", "LAMB", _lamb, first_order=True),
     OptimizerRow("mkor-sgd", "MKOR on SGD with momentum 0.9", partial(_mkor, base=_sgd)),
     OptimizerRow("mkor-adamw", "MKOR on AdamW", partial(_mkor, base=_adamw)),
 )

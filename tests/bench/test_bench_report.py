@@ -73,7 +73,7 @@ def test_a_narrow_terminal_loses_columns_and_no_digits(width, left_out):
 
 def test_a_comparison_without_first_order_optimizers_says_what_it_lacks():
     text = " ".join(shown(result("mkor-sgd", [2.0, 1.0])).split())
-    assert "No target: it takes a first-order optimizer, sgd or adamw, in --optimizers." in text
+    assert "No target: it takes a first-order optimizer (sgd, adamw, lamb) in --optimizers." in text
 
 
 def test_the_target_is_named_in_the_legend(tmp_path, monkeypatch):

@@ -55,7 +55,7 @@ def test_it_writes_a_checkpoint_results_and_events(mkor, tiny, tmp_path):
     assert len(list((folder / FOLDER_NAME).iterdir())) == 1
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "mkor-sgd", "mkor-adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb", "mkor-sgd", "mkor-adamw"])
 def test_resume_after_a_crash_gives_the_same_bits(mkor, tiny, tmp_path, monkeypatch, optimizer):
     arguments = ("--optimizer", optimizer, "--lr", 0.05, "--checkpoint-every", 5)
     # The task is tried once before a run begins, so the loss is called once more.

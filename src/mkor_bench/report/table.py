@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mkor_bench.optimizers import optimizer_row
+from mkor_bench.optimizers import OPTIMIZERS, optimizer_row
 from mkor_bench.summary import OptimizerResult, TaskResult
 from mkor_bench.train import clock
 
@@ -135,10 +135,11 @@ def _caption(result: TaskResult, left_out: list[str]) -> str:
 
 def _conclusion(result: TaskResult) -> str:
     target = result.target
+    known = ", ".join(row.name for row in OPTIMIZERS.values() if row.first_order)
     if not any(optimizer_row(r.optimizer).first_order for r in result.optimizers):
-        return "No target: it takes a first-order optimizer, sgd or adamw, in --optimizers."
+        return f"No target: it takes a first-order optimizer ({known}) in --optimizers."
     if target is None:
-        return "No target: no first-order optimizer (sgd, adamw) came to an end."
+        return f"No target: no first-order optimizer ({known}) came to an end."
     told = (
         f"Target: {number(target.final_loss[0])}, the best first-order loss ({target.optimizer})."
     )
