@@ -182,6 +182,29 @@ def loss_scale(shown: Tensor, true: Tensor) -> Tensor:
     return torch.where((length > 0) & torch.isfinite(ratio), ratio, 1.0)
 
 
+def gradient_messages(seen: Seen) -> dict[str, Tensor]:
+    """What workers must average before `mean_gradient` can be told; nothing of a bias gradient."""
+    if seen.grads_reduced:
+        return {}
+    return {"grads": seen.grads} | ({} if seen.shown is None else {"shown": seen.shown})
+
+
+def mean_gradient(seen: Seen, shared: dict[str, Tensor]) -> Tensor:
+    """The mean output gradient ḡ of the loss that is stepped on, [G, o].
+
+    For a mean loss it is the sum of what rows carry, averaged over workers and freed of what the
+    gradient was multiplied by since.
+
+    Args:
+        seen: What this worker saw, its output gradients as sums.
+        shared: `gradient_messages` averaged over workers.
+    """
+    total = shared.get("grads", seen.grads).sum(dim=1)  # [G, o]
+    if "shown" not in shared or seen.true is None:
+        return total
+    return total * loss_scale(shared["shown"], seen.true)
+
+
 class Method(ABC):
     """One curvature method: options and pure functions, no tensors of its own.
 
