@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from mkor.methods.base import Method
+from mkor.methods.eva import EvaMethod
+from mkor.methods.kbfgs import KBFGSMethod
 from mkor.methods.kfac import KFACMethod
 from mkor.methods.mkor import MKORMethod
 
-METHODS: dict[str, type[Method]] = {"mkor": MKORMethod, "kfac": KFACMethod}
+METHODS: dict[str, type[Method]] = {
+    "mkor": MKORMethod,
+    "kfac": KFACMethod,
+    "eva": EvaMethod,
+    "kbfgs": KBFGSMethod,
+}
 """Methods by name."""
