@@ -2,7 +2,7 @@
 
 import torch
 
-from method_driver import LayerShape, Seen, finish, init, run_update
+from method_driver import LayerShape, Seen, finish, init
 from mkor.methods.kbfgs import KBFGSMethod
 
 F64 = torch.float64
@@ -75,13 +75,18 @@ def completed(generator):
         return stop.value
 
 
+def run_first(method, state, seen):
+    """The first pass alone."""
+    return completed(method.update(state, seen))
+
+
 def run_revisit(method, state, seen):
     return completed(method.revisit(state, seen))
 
 
 def step(method, state, batch, weight, size=0.1):
     """Both passes with a random step between; the state and the new weight."""
-    state = run_update(method, state, batch.seen(weight))
+    state = run_first(method, state, batch.seen(weight))
     weight = weight + size * torch.randn_like(weight)
     return run_revisit(method, state, batch.seen(weight)), weight
 

@@ -197,15 +197,6 @@ def test_columns_in_range(scale):
     torch.testing.assert_close(new[0] / new[1], s / y)
 
 
-def test_the_damped_inverse():
-    moment = spd(5, 2)
-    moment[1] = -moment[1]
-    expected = torch.linalg.inv(moment[0] + 0.5 * torch.eye(5, dtype=F64))
-    inverse, sound = bfgs.damped_inverse(moment.clone(), 0.5)
-    assert sound.tolist() == [True, False]
-    torch.testing.assert_close(inverse[0], expected)
-
-
 # --- limited memory ------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from torch import nn
 import mkor
 from method_driver import LayerShape, Seen, init, run_update
 from mkor.methods.eva import EvaMethod
+from test_no_sync import no_sync
 from workers import together
 
 SHAPE = LayerShape(2, 3, 4)
@@ -221,6 +222,15 @@ def test_a_stack_is_its_matrices_one_by_one():
             alone = run_update(method(), alone, seen_of(inputs[g : g + 1], grads[g : g + 1]))
         out = method().precondition(alone, gradient[g : g + 1])
         torch.testing.assert_close(out[0], together_out[g])
+
+
+@pytest.mark.parametrize("on_nonfinite", ["skip", "reset"])
+def test_nothing_waits_for_the_device(on_nonfinite):
+    now, state = method(on_nonfinite=on_nonfinite), after(rows_of())
+    more = {"shown": torch.randn(2, 3, dtype=F64), "true": torch.randn(2, 3, dtype=F64)}
+    seen, gradient = seen_of(*rows_of(), **more), torch.randn(2, 3, 4, dtype=F64)
+    with no_sync():
+        now.precondition(run_update(now, state, seen), gradient)
 
 
 def test_schedules_are_resolved_at_a_step():

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from method_driver import LayerShape, Seen, init, run_update
+from method_driver import LayerShape, Seen, init
 from quadratic_layer import (
     F64,
     LEVEL,
@@ -13,6 +13,7 @@ from quadratic_layer import (
     Batch,
     damped_moment,
     method,
+    run_first,
     run_revisit,
     seen_of,
     step,
@@ -28,7 +29,7 @@ def test_the_moment_is_a_moving_average_freed_of_its_start():
     state, expected, total = init(method(), SHAPE, F64), 0, 0
     for _ in range(6):
         batch = Batch()
-        state = run_update(method(), state, batch.seen(weights()))
+        state = run_first(method(), state, batch.seen(weights()))
         expected = 0.9 * expected + 0.1 * batch.inputs.mT @ batch.inputs / 12
         total = 0.9 * total + 0.1
         torch.testing.assert_close(state["moment"], expected)
@@ -38,15 +39,15 @@ def test_the_moment_is_a_moving_average_freed_of_its_start():
 def test_at_the_start_the_input_factor_is_the_inverse():
     state = init(method(), SHAPE, F64)
     for _ in range(3):
-        state = run_update(method(starting=True), state, Batch().seen(weights()))
+        state = run_first(method(starting=True), state, Batch().seen(weights()))
         torch.testing.assert_close(state["inputs"], torch.linalg.inv(damped_moment(state)))
 
 
 def test_the_hessian_action_is_bfgs_with_the_action_of_the_moment():
-    state = run_update(method(), init(method(), SHAPE, F64), Batch().seen(weights()))
+    state = run_first(method(), init(method(), SHAPE, F64), Batch().seen(weights()))
     for _ in range(5):
         before, batch = state["inputs"].clone(), Batch()
-        state = run_update(method(starting=False), state, batch.seen(weights()))
+        state = run_first(method(starting=False), state, batch.seen(weights()))
         for g in range(2):
             s = before[g] @ batch.inputs[g].mean(dim=0)
             y = damped_moment(state)[g] @ s
@@ -77,7 +78,7 @@ def test_a_moment_without_a_cholesky_factor_leaves_the_last_inverse():
     before = state["inputs"].clone()
     seen = Batch().seen(weights())
     seen.inputs[1] = -1e3 * torch.eye(4, dtype=F64)
-    state = run_update(method(), state, seen)
+    state = run_first(method(), state, seen)
     assert state["events"].tolist()[3] == 1
     assert torch.equal(state["inputs"][1], before[1])
     assert not torch.equal(state["inputs"][0], before[0])
@@ -85,7 +86,7 @@ def test_a_moment_without_a_cholesky_factor_leaves_the_last_inverse():
 
 def test_a_layer_that_comes_late_starts_from_the_identity():
     batch, eye = Batch(), torch.eye(4, dtype=F64)
-    state = run_update(method(starting=False), init(method(), SHAPE, F64), batch.seen(weights()))
+    state = run_first(method(starting=False), init(method(), SHAPE, F64), batch.seen(weights()))
     for g in range(2):
         s = batch.inputs[g].mean(dim=0)
         expected = textbook(eye, s, damped_moment(state)[g] @ s)
@@ -97,7 +98,7 @@ def test_a_layer_that_comes_late_starts_from_the_identity():
 
 def test_the_first_pass_keeps_what_the_second_compares_with():
     batch, weight = Batch(), weights()
-    state = run_update(method(), init(method(), SHAPE, F64), batch.seen(weight))
+    state = run_first(method(), init(method(), SHAPE, F64), batch.seen(weight))
     torch.testing.assert_close(state["mean_outputs"], batch.mean_output(weight))
     torch.testing.assert_close(state["mean_grads"], batch.grads(weight).sum(dim=1))
     assert state["pending"].all()
@@ -198,7 +199,7 @@ def test_a_memory_that_dropped_nothing_preconditions_like_the_matrix():
 def test_no_step_is_no_pair():
     """Weights that did not move give s = y = 0, which says nothing."""
     batch, weight = Batch(), weights()
-    state = run_update(method(), init(method(), SHAPE, F64), batch.seen(weight))
+    state = run_first(method(), init(method(), SHAPE, F64), batch.seen(weight))
     before = state["outputs"].clone()
     state = run_revisit(method(), state, batch.seen(weight))
     assert torch.equal(state["outputs"], before)
@@ -213,7 +214,7 @@ def test_a_loss_scale_comes_out_in_both_passes(scale):
     for factor in (1.0, scale):
         more = {"shown": factor * true, "true": true}
         state = init(method(), SHAPE, F64)
-        for run, at in ((run_update, weight), (run_revisit, later)):
+        for run, at in ((run_first, weight), (run_revisit, later)):
             seen = seen_of(batch.inputs, factor * batch.grads(at), at, **more)
             state = run(method(), state, seen)
         states.append(state)
@@ -261,5 +262,5 @@ def test_inputs_shown_as_sums_serve_a_layer_without_an_input_factor():
                 sums, seen.grads, seen.rows, seen.gradient, grads_reduced=False, weight=weight
             )
         now = method(max_dim=5)
-        states.append(run_update(now, init(now, shape, F64), seen))
+        states.append(run_first(now, init(now, shape, F64), seen))
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import mkor
-from method_driver import LayerShape, finish, init, run_update
+from method_driver import LayerShape, finish, init
 from quadratic_layer import (
     BAD,
     F64,
@@ -15,12 +15,14 @@ from quadratic_layer import (
     completed,
     copies,
     method,
+    run_first,
     run_revisit,
     seen_of,
     step,
     trained,
     weights,
 )
+from test_no_sync import no_sync
 from workers import together
 
 
@@ -57,7 +59,7 @@ def test_a_bias_gradient_does_not_cross_in_either_pass():
 
 def test_the_second_pass_sends_no_moment():
     batch, weight = Batch(), weights()
-    state = run_update(method(), init(method(), SHAPE, F64), batch.seen(weight))
+    state = run_first(method(), init(method(), SHAPE, F64), batch.seen(weight))
     message = next(method().revisit(state, batch.seen(weight)))
     assert set(message.sum) == {"rows", "input_sums"}
 
@@ -72,7 +74,7 @@ def test_a_stack_is_its_matrices_one_by_one(memory):
         state, weight = init(now, LayerShape(len(start[part]), 3, 4), F64), start[part]
         for number, (batch, move) in enumerate(zip(batches, steps, strict=True)):
             current = method(starting=number == 0, memory=memory)
-            for visit, at in ((run_update, weight), (run_revisit, weight + move[part])):
+            for visit, at in ((run_first, weight), (run_revisit, weight + move[part])):
                 seen = seen_of(batch.inputs[part], batch.grads(at, part), at)
                 state = visit(current, state, seen)
             weight = weight + move[part]
@@ -93,9 +95,30 @@ def test_no_rows_change_nothing(on_nonfinite, memory):
     empty = seen_of(torch.zeros(2, 0, 4, dtype=F64), torch.zeros(2, 0, 3, dtype=F64), weights())
     for starting in (True, False):
         now, before = method(starting, **options), copies(state)
-        for run in (run_update, run_revisit):
+        for run in (run_first, run_revisit):
             state = run(now, state, empty)
             assert all(torch.equal(state[key], before[key]) for key in before)
+
+
+def test_no_rows_yet_leave_the_factors_as_they_start():
+    empty = seen_of(torch.zeros(2, 0, 4, dtype=F64), torch.zeros(2, 0, 3, dtype=F64), weights())
+    for starting in (True, False):
+        state, fresh = (init(method(), SHAPE, F64) for _ in range(2))
+        for run in (run_first, run_revisit):
+            state = run(method(starting), state, empty)
+        assert all(torch.equal(state[key], fresh[key]) for key in fresh)
+
+
+@pytest.mark.parametrize("starting", [True, False])
+@pytest.mark.parametrize("options", [{}, {"memory": 3}, {"on_nonfinite": "reset"}], ids=str)
+def test_neither_pass_waits_for_the_device(options, starting):
+    now, state, batch, weight = method(starting, **options), trained(**options), Batch(), weights()
+    more = {"shown": torch.randn(2, 3, dtype=F64), "true": torch.randn(2, 3, dtype=F64)}
+    first, second = batch.seen(weight, **more), batch.seen(weight + 0.1, **more)
+    gradient = torch.randn(2, 3, 4, dtype=F64)
+    with no_sync():
+        state = run_revisit(now, run_first(now, state, first), second)
+        now.precondition(state, gradient)
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -107,7 +130,7 @@ def test_what_is_not_finite_is_left_out_and_counted_by_matrix(bad, side, startin
     batch, weight = Batch(), weights()
     inputs, grads = batch.inputs.clone(), batch.grads(weight)
     (inputs if side == "inputs" else grads)[1, 0, 0] = bad
-    state = run_update(now, state, seen_of(inputs, grads, weight))
+    state = run_first(now, state, seen_of(inputs, grads, weight))
     assert int(state["events"][0] - events[0]) == 1
     for key in SIDES[side]:
         assert torch.equal(state[key][1], before[key][1])
@@ -126,7 +149,7 @@ def test_what_is_not_finite_is_left_out_and_counted_by_matrix(bad, side, startin
 def test_a_second_pass_that_is_not_finite_is_left_out(bad, memory):
     state, now = trained(memory=memory), method(memory=memory)
     batch, weight = Batch(), weights()
-    state = run_update(now, state, batch.seen(weight))
+    state = run_first(now, state, batch.seen(weight))
     before = copies(state)
     grads = batch.grads(weight + 0.1)
     grads[0, 0, 1] = bad
@@ -141,7 +164,7 @@ def test_a_first_pass_that_was_not_finite_makes_no_pair():
     state, batch, weight = trained(), Batch(), weights()
     grads = batch.grads(weight)
     grads[1, 0, 0] = float("nan")
-    state = run_update(method(), state, seen_of(batch.inputs, grads, weight))
+    state = run_first(method(), state, seen_of(batch.inputs, grads, weight))
     before = copies(state)
     state = run_revisit(method(), state, batch.seen(weight + 0.1))
     assert torch.equal(state["outputs"][1], before["outputs"][1])
@@ -157,7 +180,7 @@ def test_reset_makes_the_side_as_it_was_at_the_start(memory):
     state, batch, weight = trained(**options), Batch(), weights()
     inputs, grads = batch.inputs.clone(), batch.grads(weight)
     inputs[1, 0, 0] = grads[0, 0, 0] = float("nan")
-    state = run_update(now, state, seen_of(inputs, grads, weight))
+    state = run_first(now, state, seen_of(inputs, grads, weight))
     for key, g in [
         *((key, 1) for key in SIDES["inputs"]),
         *((key, 0) for key in (*keys, "s", "y")),

@@ -176,20 +176,3 @@ def absorb_(inverse: Tensor, s: Tensor, y: Tensor, use: Tensor) -> tuple[Tensor,
     change = guard(inverse, inverse_update(s, y, image), use, broken)
     write_(inverse, change)
     return change.written, broken
-
-
-def damped_inverse(moment: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """(A + level·I)⁻¹ by a Cholesky factorization, O(d³).
-
-    Args:
-        moment: A, symmetric, [G, d, d]; level is added to it in place.
-        level: √λ.
-
-    Returns:
-        The inverse, [G, d, d], and where it can be used, [G].
-    """
-    moment.diagonal(dim1=-2, dim2=-1).add_(level)
-    root, info = torch.linalg.cholesky_ex(moment)
-    inverse = torch.cholesky_inverse(root)
-    least, most = inverse.diagonal(dim1=-2, dim2=-1).aminmax(dim=-1)
-    return inverse, (info == 0) & (least > 0) & torch.isfinite(most)

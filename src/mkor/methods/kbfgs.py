@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mkor.factors import bfgs, dense, pairs
+from mkor.factors import bfgs, covariance, dense, pairs
 from mkor.linalg import apply_factor, sandwich
 from mkor.methods.base import (
     EVENTS,
@@ -172,17 +172,14 @@ class KBFGSMethod(Method):
     def _absorb(self, state: State, moment: Tensor, means: Tensor, rows: Tensor) -> None:
         """A ← γA + (1-γ)·E[aaᵀ], then H_a after it."""
         average, weight = state["moment"], state["weight"]
-        gain = torch.where(rows > 0, (1 - self.decay) / rows, 0)
+        gain = torch.where(rows > 0, 1 / rows, 0)
         new = self.decay * dense.diagonal_of(average, moment)
-        new = new + gain * moment.diagonal(dim1=-2, dim2=-1)  # [G, i]
+        new = new + (1 - self.decay) * gain * moment.diagonal(dim1=-2, dim2=-1)  # [G, i]
         # A moment that isn't finite or leaves the dtype's range does so on its diagonal.
         finite = all_finite(new.to(average.dtype), means)
         usable = (rows > 0) & finite  # [G]
         self._leave_out(state, (rows > 0) & ~finite, INPUT_SIDE)
-        keep = torch.ones_like(weight).masked_fill(usable, self.decay)
-        fresh = torch.where(usable[:, None, None], moment, 0).mul_(gain)
-        average.mul_(keep[:, None, None]).add_(fresh)
-        weight.mul_(keep).add_(usable.to(weight.dtype), alpha=1 - self.decay)
+        covariance.average_(average, weight, moment, gain, self.decay, usable)
         if self.starting:
             self._invert(state, usable)
         else:
@@ -191,11 +188,9 @@ class KBFGSMethod(Method):
     def _invert(self, state: State, usable: Tensor) -> None:
         """H_a = (A + √λI)⁻¹; it stays where rounding leaves no inverse."""
         inverse, dtype = state["inputs"], wide(state["inputs"].dtype)
-        weight = state["weight"].to(dtype).clamp_min(torch.finfo(dtype).tiny)
-        moment = state["moment"].to(dtype) / weight[:, None, None]
-        new, sound = bfgs.damped_inverse(moment, self.damping**0.5)
-        write = (usable & sound)[:, None, None]
-        inverse.copy_(torch.where(write, new.to(inverse.dtype), inverse))
+        moment, weight = state["moment"], state["weight"]
+        new, sound = covariance.inverse(moment, weight, self.damping**0.5, dtype)
+        covariance.replace_(inverse, new, usable & sound)
         count(state, rejected=usable & ~sound)
 
     def _act(self, state: State, means: Tensor, usable: Tensor) -> None:
@@ -246,10 +241,10 @@ class KBFGSMethod(Method):
         if self.on_nonfinite != "reset":
             return
         for key in [key for key in keys if key in state]:
-            tensor = state[key]
-            tensor.masked_fill_(skipped.view(-1, *[1] * (tensor.dim() - 1)), 0)
             if key in MATRICES:
-                tensor.diagonal(dim1=-2, dim2=-1).add_(skipped[:, None])
+                covariance.identity_(state[key], skipped)
+            else:
+                covariance.replace_(state[key], torch.zeros_like(state[key]), skipped)
         count(state, resets=skipped)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -74,16 +75,16 @@ class Eva(Preconditioner):
         one_of("state_dtype", state_dtype, DTYPES)
         scheduled("factor_decay", factor_decay, fraction, "between 0 and 1, both excluded")
         scheduled("damping", damping, positive, "positive and finite")
-        method = EvaMethod(
-            factor_decay,  # type: ignore[arg-type]  # a function of the step is resolved by `at`
-            damping,  # type: ignore[arg-type]
-            state_dtype,
-            on_nonfinite,
-        )
+        options: dict[str, Any] = {
+            "decay": factor_decay,
+            "damping": damping,
+            "state_dtype": state_dtype,
+            "on_nonfinite": on_nonfinite,
+        }
         super().__init__(
             model,
             base,
-            method,
+            EvaMethod(**options),
             factor_update_steps=factor_update_steps,
             warmup_steps=warmup_steps,
             rescale=rescale,

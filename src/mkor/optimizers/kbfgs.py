@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -103,20 +104,20 @@ class KBFGS(Preconditioner):
         several = memory is None or is_count(memory, 1)
         require("memory", memory, several, "an integer of at least 1, or None for a matrix")
         require("max_dim", max_dim, is_count(max_dim, 1), "an integer of at least 1")
-        method = KBFGSMethod(
-            damping=damping,  # type: ignore[arg-type]  # a function of the step is resolved by `at`
-            decay=factor_decay,  # type: ignore[arg-type]
-            pair_decay=pair_decay,
-            memory=memory,
-            max_dim=max_dim,
-            start_steps=warmup_steps,
-            state_dtype=state_dtype,
-            on_nonfinite=on_nonfinite,
-        )
+        options: dict[str, Any] = {
+            "damping": damping,
+            "decay": factor_decay,
+            "pair_decay": pair_decay,
+            "memory": memory,
+            "max_dim": max_dim,
+            "start_steps": warmup_steps,
+            "state_dtype": state_dtype,
+            "on_nonfinite": on_nonfinite,
+        }
         super().__init__(
             model,
             base,
-            method,
+            KBFGSMethod(**options),
             factor_update_steps=factor_update_steps,
             warmup_steps=warmup_steps,
             rescale=rescale,
