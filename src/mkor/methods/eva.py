@@ -6,7 +6,7 @@ known in closed form:
 
     V = (∇W − (ḡᵀ∇W ā)/(‖ā‖²‖ḡ‖² + λ)·ḡāᵀ)/λ
 
-| paper | here |
+| rule  | here |
 | ----- | ---- |
 | ā, ḡ  | `state["inputs"]`, `state["outputs"]`, over `state["weight"]` |
 | γ     | `decay`, the weight of the old average |
