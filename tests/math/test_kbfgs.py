@@ -1,11 +1,13 @@
 """K-BFGS: both passes against formulas written out."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
-from method_driver import LayerShape, Seen, init
+from method_driver import LayerShape, init
+from mkor.methods.base import Moment, Sums
 from quadratic_layer import (
     F64,
     LEVEL,
@@ -84,7 +86,7 @@ def test_a_moment_without_a_cholesky_factor_leaves_the_last_inverse():
     assert not torch.equal(state["inputs"][0], before[0])
 
 
-def test_a_layer_that_comes_late_starts_from_the_identity():
+def test_without_an_inverse_to_start_from_it_is_the_identity():
     batch, eye = Batch(), torch.eye(4, dtype=F64)
     state = run_first(method(starting=False), init(method(), SHAPE, F64), batch.seen(weights()))
     for g in range(2):
@@ -250,17 +252,12 @@ def test_a_side_that_is_too_wide_has_no_matrix(shape, options, keys):
     assert any(now.sides(shape)) and "max_dim=5" in now.limit()
 
 
-def test_inputs_shown_as_sums_serve_a_layer_without_an_input_factor():
-    shape = LayerShape(1, 3, 9)
+def test_a_layer_without_an_input_factor_needs_no_moment():
+    shape, now = LayerShape(1, 3, 9), method(max_dim=5)
+    assert now.wants(shape) == (Moment(matrix=False), Sums(1))
+    assert now.wants(SHAPE) == (Moment(), Sums(1))
     batch, weight = Batch(shape), weights(shape)
-    states = []
-    for as_sums in (True, False):
-        seen = batch.seen(weight)
-        if as_sums:
-            sums = seen.input_sums[:, None]
-            seen = Seen(
-                sums, seen.grads, seen.rows, seen.gradient, grads_reduced=False, weight=weight
-            )
-        now = method(max_dim=5)
-        states.append(run_first(now, init(now, shape, F64), seen))
+    seen = batch.seen(weight)
+    bare = replace(seen, inputs=seen.inputs[:, :0, :0])
+    states = [run_first(now, init(now, shape, F64), each) for each in (seen, bare)]
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])

@@ -224,7 +224,8 @@ def test_the_options_of_a_step():
     now = [scheduled.at(step) for step in (0, 2, 3)]
     assert [m.starting for m in now] == [True, True, False]
     assert [m.damping for m in now] == [0.5, 0.5 / 3, 0.125]
-    assert method(start_steps=0).at(0).starting
+    assert not method(start_steps=0).at(0).starting
+    assert now[2].first().starting
     assert scheduled.second_pass and scheduled.absolute()
 
 

@@ -57,8 +57,9 @@ class EvaMethod(Method):
         """λ is absolute: the size of ḡ decides how much curvature there is."""
         return True
 
-    def wants(self) -> tuple[Kind, Kind]:
+    def wants(self, shape: LayerShape) -> tuple[Kind, Kind]:
         """The sums of all rows, of both sides."""
+        del shape
         return Sums(1), Sums(1)
 
     def sides(self, shape: LayerShape) -> tuple[bool, bool]:

@@ -60,8 +60,8 @@ class KBFGSMethod(Method):
     """Options of K-BFGS; see `mkor.KBFGS` for their meaning.
 
     Attributes:
-        start_steps: Steps at the start in which H_a is the inverse of A afresh, at least 1.
-        starting: Whether this is such a step; `at` decides.
+        start_steps: Steps at the start in which H_a is the inverse of A afresh.
+        starting: Whether it is in this update; `at` and `first` decide.
     """
 
     damping: float
@@ -78,7 +78,11 @@ class KBFGSMethod(Method):
 
     def at(self, step: int) -> KBFGSMethod:
         """Besides schedules: the first steps invert A afresh."""
-        return replace(super().at(step), starting=step < max(self.start_steps, 1))
+        return replace(super().at(step), starting=step < self.start_steps)
+
+    def first(self) -> KBFGSMethod:
+        """A layer's first update inverts A, whenever it comes."""
+        return replace(self, starting=True)
 
     def dtype(self, parameters: torch.dtype, key: str = "") -> torch.dtype:
         """Dtype of the state tensor `key`; differences are taken in full precision."""
@@ -88,9 +92,9 @@ class KBFGSMethod(Method):
         """λ is absolute, and ḡ must not change its scale between the passes."""
         return True
 
-    def wants(self) -> tuple[Kind, Kind]:
-        """The second moment of the inputs; of the output gradients the sum is enough."""
-        return Moment(), Sums(1)
+    def wants(self, shape: LayerShape) -> tuple[Kind, Kind]:
+        """The second moment of inputs that get a factor; of the output gradients their sum."""
+        return Moment(matrix=self.sides(shape)[1]), Sums(1)
 
     def sides(self, shape: LayerShape) -> tuple[bool, bool]:
         """Which sides get a factor: pairs fit every width, matrices don't."""
@@ -260,8 +264,10 @@ def all_finite(*vectors: Tensor) -> Tensor:
 
 
 def input_sums(seen: Seen) -> Tensor:
-    """The sum of the input rows, [G, i]; of a layer shown without its moment as well."""
-    return seen.inputs.sum(dim=1) if seen.input_sums is None else seen.input_sums
+    """The sum of the input rows, [G, i]."""
+    if seen.input_sums is None:
+        raise ValueError("K-BFGS needs the sum of the input rows in seen.input_sums")
+    return seen.input_sums
 
 
 def outputs_of(seen: Seen, means: Tensor) -> Tensor:
