@@ -24,6 +24,14 @@ CASES = {
     "kfac float64": (mkor.KFAC, {"state_dtype": torch.float64, "inverse_dtype": torch.float64}),
     "kfac one side": (mkor.KFAC, {"max_dim": 4}),
     "kfac reset": (mkor.KFAC, {"on_nonfinite": "reset"}),
+    "eva": (mkor.Eva, {}),
+    "eva bfloat16": (mkor.Eva, {"state_dtype": torch.bfloat16}),
+    "eva reset": (mkor.Eva, {"on_nonfinite": "reset"}),
+    "kbfgs": (mkor.KBFGS, {}),
+    "kbfgs memory": (mkor.KBFGS, {"memory": 5}),
+    "kbfgs bfloat16": (mkor.KBFGS, {"state_dtype": torch.bfloat16}),
+    "kbfgs one side": (mkor.KBFGS, {"max_dim": 4}),
+    "kbfgs reset": (mkor.KBFGS, {"on_nonfinite": "reset"}),
 }
 
 

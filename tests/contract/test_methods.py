@@ -40,7 +40,10 @@ def trained(method, shape, updates=3, parameters=torch.float32):
     dtype = torch.float64 if parameters == torch.float64 else torch.float32
     for _ in range(updates):
         seen = random_seen(method, shape, dtype=dtype, generator=source)
-        state = run_update(method, state, seen)
+        again = None
+        if method.second_pass:
+            again = random_seen(method, shape, dtype=dtype, generator=source)
+        state = run_update(method, state, seen, again)
     return state
 
 
@@ -220,7 +223,7 @@ def test_what_crosses_workers_decides_the_update(case, shape):
     method = method_of(case)
     seen = random_seen(method, shape)
     here = method.update(trained(method, shape), seen)
-    other = replace(random_seen(method, shape), true=seen.true)  # the gradient is the same for all
+    other = replace(random_seen(method, shape), true=seen.true, weight=seen.weight)  # the gradient is the same for all
     there = method.update(trained(method, shape), other)
     mine, theirs = next(here), next(there)
     while True:
