@@ -21,7 +21,7 @@ from mkor.capture.hooks import Capture
 from mkor.capture.views import View
 from mkor.distributed import comm
 from mkor.distributed.bucket import gather_flat, reduce_flat
-from mkor.methods.base import Exchange, Kind, Method, Seen, State, Update
+from mkor.methods.base import Exchange, Kind, LayerShape, Method, Seen, State, Update
 from mkor.rescale import keep_finite, kl_factor, match_norm
 from mkor.schedule import UpdateSchedule
 
@@ -86,7 +86,7 @@ class Engine:
             name: self.records[name] if known.get(name) == layer.view.shape else Record()
             for name, layer in self.layers.items()
         }
-        self.capture.watch(self.layers, self.kinds(self.method.at(self.index)))
+        self.capture.watch(self.layers, self.kinds(self.method.at(self.index).wants))
         self.listen()
 
     def listen(self) -> None:
@@ -94,11 +94,15 @@ class Engine:
         self.now = self.method.at(self.index)
         self.capture.armed = False
         if self.due:
-            self.capture.arm(self.kinds(self.now), self.index)
+            self.capture.arm(self.kinds(self.now.wants), self.index)
 
-    def kinds(self, method: Method) -> dict[str, tuple[Kind, Kind]]:
+    def listen_again(self) -> None:
+        """Observe a second pass of this step."""
+        self.capture.arm(self.kinds(self.now.wants_again), self.index)
+
+    def kinds(self, wants: Callable[[LayerShape], tuple[Kind, Kind]]) -> dict[str, Any]:
         """What a method wants of every layer."""
-        return {name: method.wants(layer.view.shape) for name, layer in self.layers.items()}
+        return {name: wants(layer.view.shape) for name, layer in self.layers.items()}
 
     @property
     def due(self) -> bool:

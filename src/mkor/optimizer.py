@@ -171,7 +171,7 @@ class Preconditioner(Optimizer):
         self._rewrite()
         self.base.step()
         if replay is not None:
-            self._engine.capture.clear()
+            self._engine.listen_again()
             with replay.again(), torch.enable_grad():
                 closure()
             with exact(self.model.parameters()):

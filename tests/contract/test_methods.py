@@ -223,7 +223,9 @@ def test_what_crosses_workers_decides_the_update(case, shape):
     method = method_of(case)
     seen = random_seen(method, shape)
     here = method.update(trained(method, shape), seen)
-    other = replace(random_seen(method, shape), true=seen.true, weight=seen.weight)  # the gradient is the same for all
+    other = replace(
+        random_seen(method, shape), true=seen.true, weight=seen.weight
+    )  # the gradient is the same for all
     there = method.update(trained(method, shape), other)
     mine, theirs = next(here), next(there)
     while True:

@@ -108,13 +108,17 @@ class Capture:
         self.handles: list[RemovableHandle] = []
 
     def arm(self, kinds: dict[str, tuple[Kind, Kind]], seed: int) -> None:
-        """Listen from the next forward pass on.
+        """Forget what was seen, and listen from the next forward pass on.
 
         Args:
             kinds: What to keep of each layer's inputs and output gradients.
             seed: For methods that draw rows.
         """
-        self.armed, self.kinds, self.seed = True, kinds, seed
+        self.armed, self.seed = True, seed
+        if kinds != self.kinds:
+            self.kinds = kinds
+            self.leaves = {n: self.make_leaves(layer.view) for n, layer in self.layers.items()}
+        self.clear()
 
     def watch(self, layers: dict[str, Layer], kinds: dict[str, tuple[Kind, Kind]]) -> None:
         """Install hooks for the layers, in place of those installed before."""

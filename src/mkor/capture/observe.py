@@ -94,9 +94,9 @@ class RowLeaf:
 
 
 def leaf(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Zeros beside a weight that require grad."""
-    zeros = torch.zeros(shape, dtype=wide(weight.dtype)).to(weight.device)
-    return zeros.requires_grad_()
+    """Zeros beside a weight that require grad; one number in memory, whatever the shape."""
+    zero = torch.zeros((), dtype=wide(weight.dtype)).to(weight.device)
+    return zero.expand(shape).requires_grad_()
 
 
 class Observe(torch.autograd.Function):

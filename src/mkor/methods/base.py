@@ -249,6 +249,10 @@ class Method(ABC):
         Both are `Rows` for all shapes, or neither is for any.
         """
 
+    def wants_again(self, shape: LayerShape) -> tuple[Kind, Kind]:
+        """What the capture keeps in the second pass."""
+        return self.wants(shape)
+
     @abstractmethod
     def sides(self, shape: LayerShape) -> tuple[bool, bool]:
         """Which sides of a layer (outputs, inputs) get a factor."""

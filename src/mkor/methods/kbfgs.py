@@ -96,6 +96,10 @@ class KBFGSMethod(Method):
         """The second moment of inputs that get a factor; of the output gradients their sum."""
         return Moment(matrix=self.sides(shape)[1]), Sums(1)
 
+    def wants_again(self, shape: LayerShape) -> tuple[Kind, Kind]:
+        """Only means are compared."""
+        return Moment(matrix=False), Sums(1)
+
     def sides(self, shape: LayerShape) -> tuple[bool, bool]:
         """Which sides get a factor: pairs fit every width, matrices don't."""
         outputs = self.memory is not None or shape.outputs <= self.max_dim
