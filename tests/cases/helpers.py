@@ -18,14 +18,25 @@ METHODS: dict[str, tuple[Callable[..., mkor.Preconditioner], dict[str, Any]]] = 
     "paper": (mkor.MKOR, {"rule": "paper"}),
     "reference": (mkor.MKOR, {"rule": "reference"}),
     "reference-3": (mkor.MKOR, {"rule": "reference", "vectors": 3}),
+    "kfac-eigen": (mkor.KFAC, {"solver": "eigen"}),
+    "kfac-inverse": (mkor.KFAC, {"solver": "inverse"}),
+    "eva": (mkor.Eva, {}),
 }
 """Every method that must pass the cases, a class and its options each."""
+
+KEEPS_NORM: dict[str, Any] = {"rescale": "gradient", "kl_clip": None}
+"""Options under which an update has the norm of the gradient."""
 
 every_method = pytest.mark.parametrize("method", METHODS)
 one_or_three = pytest.mark.parametrize("vectors", [1, 3])
 
 LR = 0.1
 DECAY = 0.5
+
+
+def sees_inside_attention(method: str) -> bool:
+    """Whether sums of output gradients, which a bias shows, are enough for a method."""
+    return METHODS[method][0] in (mkor.MKOR, mkor.Eva)
 
 
 def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:

@@ -92,7 +92,7 @@ def test_a17_per_sample_gradients(method):
 @pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
 def test_a18_create_graph_holds_no_graph(method):
     model = mlp(4, 8, 2, bias=False)
-    optimizer = build(method, model)
+    optimizer = build(method, model, factor_update_steps=10)
     held = []  # the graph saves the output of tanh
     model[1].register_forward_hook(lambda module, args, out: held.append(weakref.ref(out)))
     for _ in range(20):

@@ -105,6 +105,7 @@ class Capture:
         self.layers: dict[str, Layer] = {}
         self.leaves: dict[str, Leaves | RowLeaf] = {}
         self.shown: dict[str, Tensor] = {}
+        self.noted: dict[str, Tensor] = {}
         self.handles: list[RemovableHandle] = []
 
     def arm(self, kinds: dict[str, tuple[Kind, Kind]], seed: int) -> None:
@@ -127,9 +128,7 @@ class Capture:
         self.leaves = {name: self.make_leaves(layer.view) for name, layer in layers.items()}
         by_module: dict[nn.Module, list[View]] = {}
         for layer in layers.values():
-            if self.absolute:
-                weight, hook = layer.view.weight, WeightHook(self, layer.view)
-                self.handles.append(weight.register_post_accumulate_grad_hook(hook))
+            self.note(layer.view)
             for view in layer.calls:
                 by_module.setdefault(view.hooked, []).append(view)
         for module, own in by_module.items():
@@ -144,8 +143,17 @@ class Capture:
         after = module.register_forward_hook(hook, with_kwargs=True, always_call=attention)
         self.handles.append(after)
 
+    def note(self, view: View) -> None:
+        """Watch the gradient of a weight that trains, unless it is watched or need not be."""
+        weight = view.weight
+        if self.absolute and weight.requires_grad and self.noted.get(view.name) is not weight:
+            self.noted[view.name] = weight
+            hook = WeightHook(self, view)
+            self.handles.append(weight.register_post_accumulate_grad_hook(hook))
+
     def remove(self) -> None:
         """Remove every hook and forget what was seen."""
+        self.noted.clear()
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
@@ -166,8 +174,10 @@ class Capture:
         mark = leaves.mark
         if mark.device != weight.device or mark.dtype != wide(weight.dtype):
             leaves = self.leaves[view.name] = self.make_leaves(view)
-        cleared = not torch.compiler.is_compiling() and weight.grad is None
-        if cleared and torch._C._current_graph_task_id() == -1:
+        if torch.compiler.is_compiling():
+            return leaves
+        self.note(view)
+        if weight.grad is None and torch._C._current_graph_task_id() == -1:
             leaves.clear()
         return leaves
 
