@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
+import mkor
 from mkor.engine import RESCALE
-from mkor.rescale import keep_finite, match_norm
+from mkor.rescale import keep_finite, kl_factor, match_norm
 
 BAD = [float("nan"), float("inf"), float("-inf")]
 
@@ -79,3 +81,44 @@ def test_keep_finite_returns_a_sound_update_as_it_is():
 def test_the_option_names_the_functions():
     assert RESCALE["gradient"] is match_norm
     assert RESCALE[None] is keep_finite
+
+
+def test_kl_factor_bounds_the_sum():
+    products = torch.tensor([0.5, 1.5, -0.4])
+    assert float(kl_factor(products, 0.1)) == pytest.approx((0.1 / 1.6) ** 0.5)
+    assert float(kl_factor(-products, 0.1)) == pytest.approx((0.1 / 1.6) ** 0.5)
+    assert float(kl_factor(products, 2.0)) == 1.0
+
+
+@pytest.mark.parametrize("products", [[0.0, 0.0], [1.0, -1.0], [float("nan"), 1.0]])
+def test_kl_factor_is_one_where_the_sum_says_nothing(products):
+    assert float(kl_factor(torch.tensor(products), 0.1)) == 1.0
+
+
+@pytest.mark.parametrize("limit", [1e-3, lambda step: 1e-3])
+def test_kl_clip_scales_all_layers_by_one_factor(limit):
+    """ν = √(κ/Σ lr²⟨V, ∇⟩) over weights and biases, with each group's learning rate."""
+
+    def updates(kl_clip):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2), nn.LayerNorm(2))
+        groups = [
+            {"params": model[0].parameters(), "lr": torch.tensor(0.5)},
+            {"params": list(model[2].parameters()) + list(model[3].parameters()), "lr": 2.0},
+        ]
+        optimizer = mkor.Eva(model, torch.optim.SGD(groups, lr=1.0), kl_clip=kl_clip)
+        (model(torch.randn(6, 4)) - torch.randn(6, 2)).square().sum().backward()
+        before = [p.grad.clone() for p in model.parameters()]
+        optimizer.precondition()
+        return before, [p.grad.clone() for p in model.parameters()]
+
+    grads, free = updates(None)
+    _, clipped = updates(limit)
+    rates = [0.5, 0.5, 2.0, 2.0]
+    total = sum(
+        lr**2 * float((v * g).sum()) for lr, v, g in zip(rates, free[:4], grads[:4], strict=True)
+    )
+    assert total > 1e-3
+    for one, other in zip(clipped[:4], free[:4], strict=True):
+        torch.testing.assert_close(one, other * (1e-3 / total) ** 0.5)
+    assert all(map(torch.equal, clipped[4:], grads[4:]))  # not preconditioned, not clipped
