@@ -21,7 +21,7 @@ SEES = {
     "distributed": set(),
     "factors": {"mkor.linalg"},
     "integrations": {"mkor.optimizer"},
-    "methods": {"mkor.factors", "mkor.linalg", "mkor.methods.base"},
+    "methods": {"mkor.factors", "mkor.linalg", "mkor.methods.base", "mkor.methods.statistics"},
 }
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import mkor
-from mkor.methods.mkor import informative
+from mkor.methods.statistics import informative
 
 
 def factors_after_a_step(model, loss):

@@ -164,47 +164,6 @@ Update = Generator[Exchange, dict[str, Tensor], State]
 Self = TypeVar("Self", bound="Method")
 
 
-def loss_scale(shown: Tensor, true: Tensor) -> Tensor:
-    """What the gradient was multiplied by since the backward pass, a scalar; 1 where all is zero.
-
-    A loss scaler divides the gradients, and clipping shrinks them, after the rows were seen. Sums
-    of the weight gradient before and after tell by how much.
-
-    Args:
-        shown: Sums of the gradient's entries as the backward pass made them, [G, o], averaged over
-            workers.
-        true: The same sums of the gradient that is stepped on, [G, o].
-    """
-    size = shown.abs().amax().clamp_min(torch.finfo(shown.dtype).tiny)
-    units = shown / size  # squares of scaled gradients overflow
-    length = units.square().sum()
-    ratio = (units * (true / size)).sum() / length
-    return torch.where((length > 0) & torch.isfinite(ratio), ratio, 1.0)
-
-
-def gradient_messages(seen: Seen) -> dict[str, Tensor]:
-    """What workers must average before `mean_gradient` can be told; nothing of a bias gradient."""
-    if seen.grads_reduced:
-        return {}
-    return {"grads": seen.grads} | ({} if seen.shown is None else {"shown": seen.shown})
-
-
-def mean_gradient(seen: Seen, shared: dict[str, Tensor]) -> Tensor:
-    """The mean output gradient ḡ of the loss that is stepped on, [G, o].
-
-    For a mean loss it is the sum of what rows carry, averaged over workers and freed of what the
-    gradient was multiplied by since.
-
-    Args:
-        seen: What this worker saw, its output gradients as sums.
-        shared: `gradient_messages` averaged over workers.
-    """
-    total = shared.get("grads", seen.grads).sum(dim=1)  # [G, o]
-    if "shown" not in shared or seen.true is None:
-        return total
-    return total * loss_scale(shared["shown"], seen.true)
-
-
 class Method(ABC):
     """One curvature method: options and pure functions, no tensors of its own.
 

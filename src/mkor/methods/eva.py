@@ -35,10 +35,9 @@ from mkor.methods.base import (
     State,
     Sums,
     Update,
-    gradient_messages,
-    mean_gradient,
     wide,
 )
+from mkor.methods.statistics import gradient_messages, mean_gradient
 
 SIDES = ("outputs", "inputs")
 

@@ -41,10 +41,9 @@ from mkor.methods.base import (
     State,
     Sums,
     Update,
-    gradient_messages,
-    mean_gradient,
     wide,
 )
+from mkor.methods.statistics import gradient_messages, informative, mean_gradient
 
 EXACT = ("weight", "mean_outputs", "mean_grads", "s", "y")
 """State that half precision can't hold: what is subtracted, and weights."""
@@ -138,7 +137,9 @@ class KBFGSMethod(Method):
         if "moment" in state:
             self._absorb(state, shared["inputs"], means, rows)
         if "pending" in state:
-            self._remember(state, outputs_of(seen, means), mean_gradient(seen, shared), rows > 0)
+            grads = mean_gradient(seen, shared)  # [G, o]
+            told = informative(means[..., None], grads[..., None], seen.gradient)  # [G]
+            self._remember(state, outputs_of(seen, means), grads, rows > 0, told)
         return state
 
     def revisit(self, state: State, seen: Seen) -> Update:
@@ -212,8 +213,10 @@ class KBFGSMethod(Method):
         used, broken = bfgs.absorb_(state["inputs"], s, y, usable & told)
         count(state, resets=broken, rejected=usable & ~used & ~broken)
 
-    def _remember(self, state: State, outputs: Tensor, grads: Tensor, present: Tensor) -> None:
-        """Keep h̄ and ḡ [G, o] for the second pass."""
+    def _remember(
+        self, state: State, outputs: Tensor, grads: Tensor, present: Tensor, told: Tensor
+    ) -> None:
+        """Keep h̄ and ḡ [G, o] for the second pass; there is none where ḡ is rounding noise."""
         finite = all_finite(outputs, grads)  # [G]
         # Inputs that aren't finite have been counted where they have a factor.
         at_fault = all_finite(grads) if "moment" in state else finite
@@ -221,7 +224,7 @@ class KBFGSMethod(Method):
         usable = present & finite
         for key, value in (("mean_outputs", outputs), ("mean_grads", grads)):
             state[key] = torch.where(usable[:, None], value.to(state[key].dtype), state[key])
-        state["pending"] = torch.where(present, finite, state["pending"])
+        state["pending"] = torch.where(present, finite & told, state["pending"])
 
     def _pair(self, state: State, s: Tensor, y: Tensor, present: Tensor) -> None:
         """Average the pair, damp it twice, and update H_g or its memory by it."""

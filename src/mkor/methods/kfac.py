@@ -34,9 +34,9 @@ from mkor.methods.base import (
     Seen,
     State,
     Update,
-    loss_scale,
     wide,
 )
+from mkor.methods.statistics import loss_scale
 
 SOLVERS = {"eigen": ("vectors", "values"), "inverse": ("inverse",)}
 """The solvers, and what each keeps of a side besides its covariance."""

@@ -33,9 +33,9 @@ from mkor.methods.base import (
     State,
     Sums,
     Update,
-    loss_scale,
     wide,
 )
+from mkor.methods.statistics import informative, loss_scale
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,6 @@ class MKORMethod(Method):
         state["events"][: len(counts)] += counts
 
 
-NOISE = 1e-4
-"""Size of the mean gradient's part of a weight gradient below which it is rounding noise."""
-
-
 def input_vectors(sums: Tensor, rows: Tensor) -> Tensor:
     """The r input vectors of an update, as columns whose outer products average over rows.
 
@@ -165,20 +161,3 @@ def gradient_vectors(sums: Tensor, rows: Tensor) -> Tensor:
     weight = (rows.sum() / rows).sqrt()  # [r]
     weight = torch.where(rows > 0, weight, 0)
     return (sums * weight[:, None].to(sums.dtype)).mT
-
-
-def informative(inputs: Tensor, outputs: Tensor, gradient: Tensor) -> Tensor:
-    """Whether the output vectors say anything about the gradient, [G].
-
-    Their part of ∇W has the norm ‖g‖‖a‖. Before a batch normalisation, and for the keys of an
-    attention, the mean gradient is exactly zero in theory; what arrives is rounding noise a million
-    times smaller than the gradient, and normalising it would fill the factor with noise.
-
-    Args:
-        inputs: [G, i, r].
-        outputs: [G, o, q].
-        gradient: ‖∇W‖, [G] or a scalar.
-    """
-    norms = [torch.linalg.vector_norm(v, dim=(-2, -1)) for v in (inputs, outputs)]  # [G] each
-    told: Tensor = ~(norms[0] * norms[1] <= NOISE * gradient)  # true where not a number
-    return told
