@@ -1,0 +1,161 @@
+"""HyLo: SNGD with a fraction of the rows, picked within the backward pass.
+
+Two ways pick them. KIS draws rows with p_j ∝ ‖a_j‖²‖g_j‖² and weights them so that the estimate of
+F is unbiased. KID keeps the rows of an interpolative decomposition and writes all others in them,
+F ≈ U_s(PᵀP)U_sᵀ. With all rows both are SNGD. "auto" takes KID while the gradient's size changes
+fast.
+
+| paper | here |
+| ----- | ---- |
+| A, G of the picked rows | `state["inputs"]`, `state["outputs"]`: u_j = outputs_j ⊗ inputs_j |
+| K_ss + μI (KIS), K_ss + μ(PᵀP)⁻¹ (KID) | `state["kernel"]`, its Cholesky factor |
+| ρ = r/n | `rank` |
+| μ | `damping`; what was used stands in `state["damping"]` |
+| f | the engine's schedule |
+
+Shapes: G stack, o and i sides, m rows, w width of a band.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mkor.factors import interpolative, rows
+from mkor.methods.base import (
+    EVENTS,
+    Exchange,
+    LayerShape,
+    Method,
+    Rows,
+    Seen,
+    State,
+    Update,
+    row_scale,
+    tally,
+)
+
+
+@dataclass(frozen=True)
+class Regime:
+    """Whether the gradient's size changes fast from one period of steps to the next.
+
+    Attributes:
+        period: Steps in a period.
+        threshold: η: the change is fast if |size - previous| ≥ η·previous.
+        size: Of the last period; None before its end.
+        critical: Whether the last change was fast, as is assumed before two periods are known.
+    """
+
+    period: int
+    threshold: float
+    size: float | None = None
+    critical: bool = True
+
+    def after(self, size: float) -> Regime:
+        """The regime once a period has ended with a gradient of this size."""
+        if not 0 <= size < float("inf"):
+            return self
+        if self.size is None:
+            return replace(self, size=size)
+        fast = abs(size - self.size) >= self.threshold * self.size
+        return replace(self, size=size, critical=fast)
+
+
+@dataclass(frozen=True)
+class HyLoMethod(Method):
+    """Options of HyLo; see `mkor.HyLo` for their meaning."""
+
+    rank: float
+    sampling: str
+    damping: float
+    regime: Regime
+    state_dtype: torch.dtype | None
+    on_nonfinite: str
+    name: str = "hylo"
+
+    def absolute(self) -> bool:
+        """Damping is added to the curvature as it is, so its scale matters."""
+        return True
+
+    def wants(self) -> tuple[Rows, Rows]:
+        """A fraction of the rows of both sides, the same ones."""
+        compress = None if self.rank == 1 else partial(COMPRESS[self.choice()], rank=self.rank)
+        return Rows(compress), Rows(compress)
+
+    def choice(self) -> str:
+        """The sampling of this step: "kis" or "kid"."""
+        if self.sampling != "auto":
+            return self.sampling
+        return "kid" if self.regime.critical else "kis"
+
+    def listens(self) -> int:
+        """Steps between two calls of `learn`; 0 for none."""
+        return self.regime.period if self.sampling == "auto" else 0
+
+    def learn(self, size: float) -> HyLoMethod:
+        """The method after a period whose gradients had this size, the root mean square norm."""
+        return replace(self, regime=self.regime.after(size))
+
+    def memory(self) -> dict[str, float]:
+        """What `learn` has left, for a checkpoint."""
+        regime = self.regime
+        size = {} if regime.size is None else {"size": regime.size}
+        return {"critical": float(regime.critical), **size}
+
+    def recall(self, memory: dict[str, float]) -> HyLoMethod:
+        """The method with the `memory` of another."""
+        critical, size = bool(memory["critical"]), memory.get("size")
+        return replace(self, regime=replace(self.regime, critical=critical, size=size))
+
+    def sides(self, shape: LayerShape) -> tuple[bool, bool]:
+        """Both: rows have no side that could be too wide."""
+        return True, True
+
+    def limit(self) -> str:
+        """Why a layer is left out; none is."""
+        return "rows have no limit of width"
+
+    def init(self, shape: LayerShape, where: torch.device, parameters: torch.dtype) -> State:
+        """No rows yet, so that a gradient stays as it is, and the counters of what went wrong."""
+        dtype = self.dtype(parameters)
+        state = {"events": torch.zeros(len(EVENTS), dtype=torch.int64, device=where)}
+        return state | rows.empty(shape.stack, shape.outputs, shape.inputs, dtype, where)
+
+    def bytes(self, shape: LayerShape, parameters: torch.dtype) -> int:
+        """Bytes before the first update: a damping and the counters. The rows come with a batch."""
+        return self.dtype(parameters).itemsize * shape.stack + 8 * len(EVENTS)
+
+    def update(self, state: State, seen: Seen) -> Update:
+        """Gather the picked rows of all workers, in one scale, and factorise their kernel."""
+        shown = {} if seen.shown is None else {"shown": seen.shown}
+        told = yield Exchange(sum={"rows": seen.rows}, mean=shown)
+        outputs = seen.grads * row_scale(seen, told).to(seen.grads)
+        picked = {"inputs": seen.inputs, "outputs": outputs, **seen.kept}
+        every = yield Exchange(gather=picked)
+        if not every["inputs"].shape[1]:
+            return state
+        every = {key: tensor.to(state["inputs"]) for key, tensor in every.items()}
+        prior = None
+        if "prior" in every:
+            prior = interpolative.blocks(every["prior"], every["first"])
+        reset = self.on_nonfinite == "reset"
+        new, happened = rows.renew(
+            state, every["inputs"], every["outputs"], prior, self.damping, reset
+        )
+        return new | {"events": state["events"] + tally(**happened)}
+
+    def precondition(self, state: State, grad: Tensor) -> Tensor:
+        """V = (∇ - U_s N U_sᵀ∇)/μ with N the inverse of the damped kernel, [G, o, i]."""
+        return rows.precondition(state, grad)
+
+
+COMPRESS: dict[str, Callable[..., dict[str, Tensor]]] = {
+    "kis": rows.sample,
+    "kid": interpolative.decompose,
+}
+"""How rows are picked, by the name of the option `sampling`."""
