@@ -1,4 +1,4 @@
-"""Rows for methods that keep them, the dense natural gradient, and workers that answer each other."""
+"""Rows for methods that keep them, the dense natural gradient, and workers that answer."""
 
 import torch
 
@@ -20,8 +20,9 @@ def seen_of(method, a, g, calls=1, seed=0, loss_scale=1.0):
     """What one worker shows of its rows in `calls` calls of a mean loss, scaled."""
     rows = a.shape[1]
     g = g * loss_scale / rows
-    compress = method.wants()[1].compress
-    assert method.wants()[0].compress is compress
+    left, right = method.wants()
+    assert left == right
+    compress = left.compress
     parts = [{"inputs": a, "grads": g}]
     if compress is not None:
         cut = zip(a.chunk(calls, dim=1), g.chunk(calls, dim=1), strict=True)
@@ -70,7 +71,10 @@ def shape_of(a, g):
 def per_row_gradients(a, g):
     """u_j = g_j ⊗ a_j, [G, n, o·i], one row at a time."""
     return torch.stack(
-        [torch.stack([torch.outer(*p).flatten() for p in zip(*s, strict=True)]) for s in zip(g, a)]
+        [
+            torch.stack([torch.outer(*p).flatten() for p in zip(*s, strict=True)])
+            for s in zip(g, a, strict=True)
+        ]
     )
 
 
