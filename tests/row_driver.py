@@ -20,7 +20,7 @@ def seen_of(method, a, g, calls=1, seed=0, loss_scale=1.0):
     """What one worker shows of its rows in `calls` calls of a mean loss, scaled."""
     rows = a.shape[1]
     g = g * loss_scale / rows
-    left, right = method.wants()
+    left, right = method.wants(shape_of(a, g))
     assert left == right
     compress = left.compress
     parts = [{"inputs": a, "grads": g}]

@@ -40,7 +40,7 @@ def updated(sngd, shape, rows=12, seed=0, dtype=torch.float64):
 
 
 def test_all_rows_of_both_sides_are_wanted():
-    assert method().wants() == (Rows(), Rows())
+    assert method().wants(SHAPES[0]) == (Rows(), Rows())
     assert method().absolute()
 
 

@@ -20,6 +20,9 @@ import math
 import torch
 from torch import Tensor
 
+NARROW = ("inputs", "outputs")
+"""The tensors of the state that may be kept in half precision; they are nearly all of it."""
+
 ROUNDING = 4.0
 """Least damping, in units of the rounding of the kernel's trace."""
 
@@ -27,26 +30,28 @@ ROUNDING = 4.0
 def empty(
     stack: int, outputs: int, inputs: int, dtype: torch.dtype, where: torch.device
 ) -> dict[str, Tensor]:
-    """The state without rows, which leaves the gradient as it is."""
+    """The state without rows, which leaves the gradient as it is; rows will be of this dtype."""
+    wide = torch.promote_types(dtype, torch.float32)
     return {
         "inputs": torch.zeros(stack, 0, inputs, dtype=dtype, device=where),
         "outputs": torch.zeros(stack, 0, outputs, dtype=dtype, device=where),
-        "kernel": torch.zeros(stack, 0, 0, dtype=dtype, device=where),
-        "damping": torch.ones(stack, dtype=dtype, device=where),
+        "kernel": torch.zeros(stack, 0, 0, dtype=wide, device=where),
+        "damping": torch.ones(stack, dtype=wide, device=where),
     }
 
 
 def precondition(state: dict[str, Tensor], grad: Tensor) -> Tensor:
-    """(F + μI)⁻¹ ∇ for ∇ [G, o, i], in the dtype of the state."""
-    inputs, outputs = state["inputs"], state["outputs"]
-    grad = grad.to(inputs.dtype)
+    """(F + μI)⁻¹ ∇ for ∇ [G, o, i], in the dtype of the kernel."""
+    root = state["kernel"]
+    inputs, outputs, grad = (t.to(root.dtype) for t in (state["inputs"], state["outputs"], grad))
     along = ((outputs @ grad) * inputs).sum(dim=-1, keepdim=True)  # Uᵀ∇, [G, m, 1]
-    weights = torch.cholesky_solve(along, state["kernel"])  # [G, m, 1]
+    weights = torch.cholesky_solve(along, root)  # [G, m, 1]
     return (grad - outputs.mT @ (weights * inputs)) / state["damping"][:, None, None]
 
 
 def gram(inputs: Tensor, outputs: Tensor) -> Tensor:
     """The kernel K of rows [G, m, i] and [G, m, o]: all ⟨u_j, u_k⟩, [G, m, m]."""
+    inputs, outputs = widened(inputs), widened(outputs)
     return (inputs @ inputs.mT).mul_(outputs @ outputs.mT)
 
 
@@ -65,7 +70,7 @@ def renew(
     that a kernel of rows that nearly repeat each other can be factorised.
 
     Args:
-        old: The state so far.
+        old: The state so far, which tells the dtypes.
         inputs: [G, m, i], m > 0.
         outputs: [G, m, o].
         prior: What stands for the identity in K + μI, positive definite [G, m, m]; None for I.
@@ -77,6 +82,7 @@ def renew(
         were not finite, "rejected" where their kernel had no factor, "resets" where the state lost
         the rows it had.
     """
+    inputs, outputs = inputs.to(old["inputs"]), outputs.to(old["outputs"])
     finite = torch.isfinite(inputs).all(dim=-1) & torch.isfinite(outputs).all(dim=-1)
     usable = finite.all(dim=-1)  # [G]
     each = usable[:, None, None]
@@ -101,10 +107,10 @@ def factorise(
     if prior is None:
         diagonal.add_(used[:, None])
     else:
-        kernel.add_(prior * used[:, None, None])
+        kernel.add_(prior.to(kernel) * used[:, None, None])
     root, info = torch.linalg.cholesky_ex(kernel)
     ends = root.diagonal(dim1=-2, dim2=-1)
-    return root, used, (info == 0) & torch.isfinite(ends).all(dim=-1)
+    return root.contiguous(), used, (info == 0) & torch.isfinite(ends).all(dim=-1)
 
 
 def blank(state: dict[str, Tensor]) -> dict[str, Tensor]:

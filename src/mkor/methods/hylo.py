@@ -37,33 +37,8 @@ from mkor.methods.base import (
     Update,
     row_scale,
     tally,
+    wide,
 )
-
-
-@dataclass(frozen=True)
-class Regime:
-    """Whether the gradient's size changes fast from one period of steps to the next.
-
-    Attributes:
-        period: Steps in a period.
-        threshold: η: the change is fast if |size - previous| ≥ η·previous.
-        size: Of the last period; None before its end.
-        critical: Whether the last change was fast, as is assumed before two periods are known.
-    """
-
-    period: int
-    threshold: float
-    size: float | None = None
-    critical: bool = True
-
-    def after(self, size: float) -> Regime:
-        """The regime once a period has ended with a gradient of this size."""
-        if not 0 <= size < float("inf"):
-            return self
-        if self.size is None:
-            return replace(self, size=size)
-        fast = abs(size - self.size) >= self.threshold * self.size
-        return replace(self, size=size, critical=fast)
 
 
 @dataclass(frozen=True)
@@ -73,16 +48,23 @@ class HyLoMethod(Method):
     rank: float
     sampling: str
     damping: float
-    regime: Regime
+    switch_steps: int
+    switch_change: float
     state_dtype: torch.dtype | None
     on_nonfinite: str
+    sizes: tuple[float, ...] = ()
     name: str = "hylo"
+
+    def dtype(self, parameters: torch.dtype, key: str = "") -> torch.dtype:
+        """Dtype of the rows, and at least float32 for their kernel."""
+        kept = super().dtype(parameters)
+        return kept if key in rows.NARROW else wide(kept)
 
     def absolute(self) -> bool:
         """Damping is added to the curvature as it is, so its scale matters."""
         return True
 
-    def wants(self) -> tuple[Rows, Rows]:
+    def wants(self, shape: LayerShape) -> tuple[Rows, Rows]:
         """A fraction of the rows of both sides, the same ones."""
         compress = None if self.rank == 1 else partial(COMPRESS[self.choice()], rank=self.rank)
         return Rows(compress), Rows(compress)
@@ -91,26 +73,15 @@ class HyLoMethod(Method):
         """The sampling of this step: "kis" or "kid"."""
         if self.sampling != "auto":
             return self.sampling
-        return "kid" if self.regime.critical else "kis"
+        return "kid" if changes_fast(self.sizes, self.switch_change) else "kis"
 
     def listens(self) -> int:
-        """Steps between two calls of `learn`; 0 for none."""
-        return self.regime.period if self.sampling == "auto" else 0
+        """Steps in a period of "auto"; else none."""
+        return self.switch_steps if self.sampling == "auto" else 0
 
-    def learn(self, size: float) -> HyLoMethod:
-        """The method after a period whose gradients had this size, the root mean square norm."""
-        return replace(self, regime=self.regime.after(size))
-
-    def memory(self) -> dict[str, float]:
-        """What `learn` has left, for a checkpoint."""
-        regime = self.regime
-        size = {} if regime.size is None else {"size": regime.size}
-        return {"critical": float(regime.critical), **size}
-
-    def recall(self, memory: dict[str, float]) -> HyLoMethod:
-        """The method with the `memory` of another."""
-        critical, size = bool(memory["critical"]), memory.get("size")
-        return replace(self, regime=replace(self.regime, critical=critical, size=size))
+    def learn(self, sizes: tuple[float, ...]) -> HyLoMethod:
+        """The method that knows the gradient's size in the last two periods."""
+        return replace(self, sizes=sizes)
 
     def sides(self, shape: LayerShape) -> tuple[bool, bool]:
         """Both: rows have no side that could be too wide."""
@@ -122,7 +93,7 @@ class HyLoMethod(Method):
 
     def init(self, shape: LayerShape, where: torch.device, parameters: torch.dtype) -> State:
         """No rows yet, so that a gradient stays as it is, and the counters of what went wrong."""
-        dtype = self.dtype(parameters)
+        dtype = self.dtype(parameters, "inputs")
         state = {"events": torch.zeros(len(EVENTS), dtype=torch.int64, device=where)}
         return state | rows.empty(shape.stack, shape.outputs, shape.inputs, dtype, where)
 
@@ -139,7 +110,6 @@ class HyLoMethod(Method):
         every = yield Exchange(gather=picked)
         if not every["inputs"].shape[1]:
             return state
-        every = {key: tensor.to(state["inputs"]) for key, tensor in every.items()}
         prior = None
         if "prior" in every:
             prior = interpolative.blocks(every["prior"], every["first"])
@@ -152,6 +122,14 @@ class HyLoMethod(Method):
     def precondition(self, state: State, grad: Tensor) -> Tensor:
         """V = (∇ - U_s N U_sᵀ∇)/μ with N the inverse of the damped kernel, [G, o, i]."""
         return rows.precondition(state, grad)
+
+
+def changes_fast(sizes: tuple[float, ...], change: float) -> bool:
+    """Whether |Δ - Δ'| ≥ ηΔ' for the sizes (Δ', Δ), η = `change`; true before both are known."""
+    if len(sizes) < 2:
+        return True
+    before, now = sizes[-2:]
+    return not abs(now - before) < change * before
 
 
 COMPRESS: dict[str, Callable[..., dict[str, Tensor]]] = {

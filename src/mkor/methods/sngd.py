@@ -33,6 +33,7 @@ from mkor.methods.base import (
     Update,
     row_scale,
     tally,
+    wide,
 )
 
 
@@ -45,11 +46,16 @@ class SNGDMethod(Method):
     on_nonfinite: str
     name: str = "sngd"
 
+    def dtype(self, parameters: torch.dtype, key: str = "") -> torch.dtype:
+        """Dtype of the rows, and at least float32 for their kernel."""
+        kept = super().dtype(parameters)
+        return kept if key in rows.NARROW else wide(kept)
+
     def absolute(self) -> bool:
         """Damping is added to the curvature as it is, so its scale matters."""
         return True
 
-    def wants(self) -> tuple[Rows, Rows]:
+    def wants(self, shape: LayerShape) -> tuple[Rows, Rows]:
         """All rows of both sides."""
         return Rows(), Rows()
 
@@ -63,7 +69,7 @@ class SNGDMethod(Method):
 
     def init(self, shape: LayerShape, where: torch.device, parameters: torch.dtype) -> State:
         """No rows yet, so that a gradient stays as it is, and the counters of what went wrong."""
-        dtype = self.dtype(parameters)
+        dtype = self.dtype(parameters, "inputs")
         state = {"events": torch.zeros(len(EVENTS), dtype=torch.int64, device=where)}
         return state | rows.empty(shape.stack, shape.outputs, shape.inputs, dtype, where)
 
@@ -79,14 +85,9 @@ class SNGDMethod(Method):
         every = yield Exchange(gather={"inputs": seen.inputs, "outputs": outputs})
         if not every["inputs"].shape[1]:
             return state
-        like = state["inputs"]
+        reset = self.on_nonfinite == "reset"
         new, happened = rows.renew(
-            state,
-            every["inputs"].to(like),
-            every["outputs"].to(like),
-            None,
-            self.damping,
-            self.on_nonfinite == "reset",
+            state, every["inputs"], every["outputs"], None, self.damping, reset
         )
         return new | {"events": state["events"] + tally(**happened)}
 
