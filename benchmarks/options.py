@@ -39,23 +39,28 @@ MKOR_SETS: list[dict[str, Any]] = [
     {"damping": None},
     {"state_dtype": torch.bfloat16},
 ]
-DAMPINGS: list[dict[str, Any]] = [{"damping": damping} for damping in (1.0, 0.3, 0.03, 0.01)]
 PUBLISHED: dict[str, Any] = {"rescale": None, "kl_clip": 0.001}
 METHODS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "mkor": (mkor.MKOR, MKOR_SETS),
     "sngd": (
         mkor.SNGD,
-        [{}, *DAMPINGS, {"kl_clip": 0.001}, PUBLISHED, {"damping": 1.0, **PUBLISHED}],
+        [
+            {},
+            *({"damping": mu} for mu in (0.03, 0.1, 0.3, 1.0)),
+            {"damping": 0.1, "kl_clip": 0.001},
+            {"damping": 0.1, **PUBLISHED},
+            {"damping": 1.0, **PUBLISHED},
+        ],
     ),
     "hylo": (
         mkor.HyLo,
         [
             {"sampling": "kid"},
-            *({"sampling": way, "damping": mu} for way in ("kid", "kis") for mu in (1.0, 0.01)),
             {"sampling": "kis"},
-            {"sampling": "kid", "rank": 0.5},
-            {"sampling": "kis", "rank": 0.5},
-            {"sampling": "kid", **PUBLISHED},
+            *({"sampling": way, "damping": mu} for mu in (0.1, 0.01) for way in ("kid", "kis")),
+            {"sampling": "kid", "damping": 0.1, "rank": 0.5},
+            {"sampling": "kis", "damping": 0.1, "rank": 0.5},
+            {"sampling": "kid", "damping": 0.1, **PUBLISHED},
         ],
     ),
 }

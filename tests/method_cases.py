@@ -35,7 +35,7 @@ CASES = {
     "sngd": (mkor.SNGD, {}),
     "sngd bfloat16": (mkor.SNGD, {"state_dtype": torch.bfloat16}),
     "sngd reset": (mkor.SNGD, {"on_nonfinite": "reset"}),
-    "hylo": (mkor.HyLo, {}),
+    "hylo": (mkor.HyLo, {"damping": 0.3}),
     "hylo kid": (mkor.HyLo, {"sampling": "kid", "rank": 0.5}),
     "hylo kis": (mkor.HyLo, {"sampling": "kis", "rank": 0.5}),
 }

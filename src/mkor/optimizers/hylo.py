@@ -45,7 +45,7 @@ class HyLo(Preconditioner):
         switch_change: float = 0.5,
         factor_update_steps: int | Callable[[int], int] = 10,
         warmup_steps: int = 10,
-        damping: Schedule = 0.1,
+        damping: Schedule = 1.0,
         rescale: str | None = "gradient",
         kl_clip: Schedule | None = None,
         skip: Sequence[str] = (),

@@ -37,7 +37,7 @@ class SNGD(Preconditioner):
         *,
         factor_update_steps: int | Callable[[int], int] = 10,
         warmup_steps: int = 10,
-        damping: Schedule = 0.1,
+        damping: Schedule = 0.01,
         rescale: str | None = "gradient",
         kl_clip: Schedule | None = None,
         skip: Sequence[str] = (),
