@@ -36,8 +36,8 @@ CASES = {
     "sngd bfloat16": (mkor.SNGD, {"state_dtype": torch.bfloat16}),
     "sngd reset": (mkor.SNGD, {"on_nonfinite": "reset"}),
     "hylo": (mkor.HyLo, {"damping": 0.3}),
-    "hylo kid": (mkor.HyLo, {"sampling": "kid", "rank": 0.5}),
-    "hylo kis": (mkor.HyLo, {"sampling": "kis", "rank": 0.5}),
+    "hylo kid": (mkor.HyLo, {"damping": 0.3, "sampling": "kid", "rank": 0.5}),
+    "hylo kis": (mkor.HyLo, {"damping": 0.3, "sampling": "kis", "rank": 0.5}),
 }
 
 

@@ -312,6 +312,19 @@ def test_rows_that_nearly_repeat_each_other_are_no_trouble(noise, scale, way):
     assert torch.isfinite(out).all() and (out * grad).sum() > 0
 
 
+def test_nothing_waits_for_the_device():
+    """A meta tensor has no values, so that reading one raises."""
+    a, g = torch.randn(2, 40, 5, device="meta"), torch.randn(2, 40, 4, device="meta")
+    hylo = method("kid")
+    state = hylo.init(LayerShape(2, 4, 5), torch.device("meta"), torch.float32)
+    seen = seen_of(hylo, a, g)
+    for _ in range(2):
+        state = run(hylo, state, replace(seen, rows=torch.ones(1, device="meta")))
+        assert hylo.precondition(state, torch.empty(2, 4, 5, device="meta")).shape == (2, 4, 5)
+    with pytest.raises(RuntimeError):
+        state["damping"][0].item()
+
+
 # --- which way -----------------------------------------------------------------------------------
 
 
