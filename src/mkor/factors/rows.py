@@ -97,6 +97,17 @@ def renew(
     return state, {"skipped": ~usable, "rejected": usable & ~sound, "resets": lost}
 
 
+def unit(own: Tensor, every: Tensor) -> Tensor:
+    """What makes F the mean over all rows if g carries 1 over its worker's rows: n_p/√N, [1]."""
+    return own * every.clamp_min(1).rsqrt()
+
+
+def tally(names: tuple[str, ...], happened: dict[str, Tensor]) -> Tensor:
+    """How often each of the named events happened in the matrices of a stack, [len(names)]."""
+    none = torch.zeros_like(next(iter(happened.values())))
+    return torch.stack([happened.get(name, none) for name in names]).sum(dim=-1)
+
+
 def factorise(
     kernel: Tensor, prior: Tensor | None, damping: float
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -205,26 +205,6 @@ def mean_gradient(seen: Seen, shared: dict[str, Tensor]) -> Tensor:
     return total * loss_scale(shared["shown"], seen.true)
 
 
-def row_scale(seen: Seen, told: dict[str, Tensor]) -> Tensor:
-    """What makes F = Σ_j u_j u_jᵀ the mean over all rows, for u_j = scale·g_j ⊗ a_j: n_p·c/√N, [1].
-
-    Args:
-        seen: Rows of this worker, n_p of them, whose gradients carry 1/n_p and a loss scale 1/c.
-        told: Over workers, the sum of `seen.rows` as "rows", which is N, and the mean of
-            `seen.shown` as "shown", if there is one.
-    """
-    scale = seen.rows * told["rows"].clamp_min(1).rsqrt()
-    if seen.shown is None or seen.true is None:
-        return scale
-    return scale * loss_scale(told["shown"], seen.true).to(scale)
-
-
-def tally(**happened: Tensor) -> Tensor:
-    """What to add to `state["events"]` for events named as in `EVENTS`, each true or false by G."""
-    none = torch.zeros_like(next(iter(happened.values())))
-    return torch.stack([happened.get(event, none) for event in EVENTS]).sum(dim=-1)
-
-
 class Method(ABC):
     """One curvature method: options and pure functions, no tensors of its own.
 

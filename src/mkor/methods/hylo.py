@@ -35,8 +35,7 @@ from mkor.methods.base import (
     Seen,
     State,
     Update,
-    row_scale,
-    tally,
+    loss_scale,
     wide,
 )
 
@@ -105,7 +104,9 @@ class HyLoMethod(Method):
         """Gather the picked rows of all workers, in one scale, and factorise their kernel."""
         shown = {} if seen.shown is None else {"shown": seen.shown}
         told = yield Exchange(sum={"rows": seen.rows}, mean=shown)
-        outputs = seen.grads * row_scale(seen, told).to(seen.grads)
+        outputs = seen.grads * rows.unit(seen.rows, told["rows"]).to(seen.grads)
+        if seen.shown is not None and seen.true is not None:
+            outputs *= loss_scale(told["shown"], seen.true)
         picked = {"inputs": seen.inputs, "outputs": outputs, **seen.kept}
         every = yield Exchange(gather=picked)
         if not every["inputs"].shape[1]:
@@ -117,7 +118,7 @@ class HyLoMethod(Method):
         new, happened = rows.renew(
             state, every["inputs"], every["outputs"], prior, self.damping, reset
         )
-        return new | {"events": state["events"] + tally(**happened)}
+        return new | {"events": state["events"] + rows.tally(EVENTS, happened)}
 
     def precondition(self, state: State, grad: Tensor) -> Tensor:
         """V = (∇ - U_s N U_sᵀ∇)/μ with N the inverse of the damped kernel, [G, o, i]."""

@@ -31,8 +31,7 @@ from mkor.methods.base import (
     Seen,
     State,
     Update,
-    row_scale,
-    tally,
+    loss_scale,
     wide,
 )
 
@@ -81,7 +80,9 @@ class SNGDMethod(Method):
         """Gather the rows of all workers, in one scale, and factorise their kernel."""
         shown = {} if seen.shown is None else {"shown": seen.shown}
         told = yield Exchange(sum={"rows": seen.rows}, mean=shown)
-        outputs = seen.grads * row_scale(seen, told).to(seen.grads)
+        outputs = seen.grads * rows.unit(seen.rows, told["rows"]).to(seen.grads)
+        if seen.shown is not None and seen.true is not None:
+            outputs *= loss_scale(told["shown"], seen.true)
         every = yield Exchange(gather={"inputs": seen.inputs, "outputs": outputs})
         if not every["inputs"].shape[1]:
             return state
@@ -89,7 +90,7 @@ class SNGDMethod(Method):
         new, happened = rows.renew(
             state, every["inputs"], every["outputs"], None, self.damping, reset
         )
-        return new | {"events": state["events"] + tally(**happened)}
+        return new | {"events": state["events"] + rows.tally(EVENTS, happened)}
 
     def precondition(self, state: State, grad: Tensor) -> Tensor:
         """V = (∇ - U(K + μI)⁻¹Uᵀ∇)/μ, [G, o, i]."""
