@@ -32,6 +32,12 @@ CASES = {
     "kbfgs bfloat16": (mkor.KBFGS, {"state_dtype": torch.bfloat16}),
     "kbfgs one side": (mkor.KBFGS, {"max_dim": 4}),
     "kbfgs reset": (mkor.KBFGS, {"on_nonfinite": "reset"}),
+    "sngd": (mkor.SNGD, {}),
+    "sngd bfloat16": (mkor.SNGD, {"state_dtype": torch.bfloat16}),
+    "sngd reset": (mkor.SNGD, {"on_nonfinite": "reset"}),
+    "hylo": (mkor.HyLo, {"damping": 0.3}),
+    "hylo kid": (mkor.HyLo, {"damping": 0.3, "sampling": "kid", "rank": 0.5}),
+    "hylo kis": (mkor.HyLo, {"damping": 0.3, "sampling": "kis", "rank": 0.5}),
 }
 
 

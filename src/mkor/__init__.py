@@ -8,10 +8,23 @@ loss.backward(); optimizer.step(); optimizer.zero_grad()
 from mkor.baselines.lamb import LAMB
 from mkor.optimizer import Preconditioner
 from mkor.optimizers.eva import Eva
+from mkor.optimizers.hylo import HyLo
 from mkor.optimizers.kbfgs import KBFGS
 from mkor.optimizers.kfac import KFAC
 from mkor.optimizers.mkor import MKOR
+from mkor.optimizers.sngd import SNGD
 from mkor.report import LayerInfo
 
 __version__ = "0.1.0"
-__all__ = ["KBFGS", "KFAC", "LAMB", "MKOR", "Eva", "LayerInfo", "Preconditioner", "__version__"]
+__all__ = [
+    "KBFGS",
+    "KFAC",
+    "LAMB",
+    "MKOR",
+    "SNGD",
+    "Eva",
+    "HyLo",
+    "LayerInfo",
+    "Preconditioner",
+    "__version__",
+]

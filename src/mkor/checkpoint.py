@@ -67,6 +67,7 @@ def pack(engine: Engine, base: Optimizer) -> dict[str, Any]:
         "method": engine.method.name,
         "base": type(base).__name__,
         "step": engine.index,
+        "heard": [*engine.sizes, float(engine.heard)],
         "layers": layers,
         "parameters": names,
         "shapes": {name: shapes[name] for group in names for name in group if name in shapes},
@@ -139,6 +140,8 @@ def load(engine: Engine, base: Optimizer, loaded: dict[str, Any], strict: bool) 
 def unpack(engine: Engine, packed: dict[str, Any]) -> None:
     """Load factors into the layers of the same name and shape; the others start anew."""
     engine.index = packed["step"]
+    *sizes, engine.heard = packed.get("heard", [0.0])
+    engine.sizes = tuple(sizes)
     same_method = packed["method"] == engine.method.name
     for name, layer in engine.layers.items():
         saved, shape = packed["layers"].get(name), layer.view.shape

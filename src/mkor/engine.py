@@ -7,6 +7,7 @@ books that `optimizer.layers()` shows.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,10 @@ RESCALE: dict[str | None, Callable[[Tensor, Tensor], Tensor]] = {
     None: keep_finite,
 }
 """How a preconditioned gradient is scaled, by the name of the option `rescale`."""
+
+
+BOOKS = ("index", "records", "heard", "sizes")
+"""What a copy of an engine takes over."""
 
 
 @dataclass
@@ -77,6 +82,8 @@ class Engine:
         self.records: dict[str, Record] = {}
         self.warned: set[str] = set()
         self.index = 0
+        self.heard: Tensor | float = 0.0  # Σ‖∇‖² of the period that runs
+        self.sizes: tuple[float, ...] = ()  # of the last two periods
 
     def discover(self, optimized: set[int]) -> None:
         """Find the layers whose weights are optimized and (re)install the hooks."""
@@ -91,7 +98,7 @@ class Engine:
 
     def listen(self) -> None:
         """Observe the step that begins, if it updates the factors."""
-        self.now = self.method.at(self.index)
+        self.now = self.method.at(self.index).learn(self.sizes)
         self.capture.armed = False
         if self.due:
             self.capture.arm(self.kinds(self.now.wants), self.index)
@@ -145,6 +152,7 @@ class Engine:
 
         `lrs` are the learning rates by the `id` of the parameter; only `kl_clip` needs them.
         """
+        self.hear()
         scale = RESCALE[self.rescale]
         products: list[Tensor] = []
         written: list[View] = []
@@ -162,6 +170,12 @@ class Engine:
             view.write(update)
         self.clip(products, written)
 
+    def hear(self) -> None:
+        """Add up the gradient's squared size, for a method that listens to it."""
+        if self.method.listens():
+            norms = [layer.view.gradient_norm().square().sum() for layer in self.layers.values()]
+            self.heard = sum((norm.to(norms[0]) for norm in norms), self.heard)
+
     def clip(self, products: list[Tensor], written: list[View]) -> None:
         """Scale the updates of all layers so that together they stay within `kl_clip`."""
         if self.kl_clip is None or not products:
@@ -175,6 +189,10 @@ class Engine:
     def advance(self) -> None:
         """End the step: forget its statistics and listen if the next one updates."""
         self.index += 1
+        period = self.method.listens()
+        if period and self.index % period == 0:
+            mean = comm.all_reduce_sum(torch.as_tensor(self.heard)) / comm.world_size() / period
+            self.sizes, self.heard = (*self.sizes, math.sqrt(float(mean)))[-2:], 0.0
         self.capture.clear()
         self.listen()
 

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from mkor import checkpoint, validate
 from mkor.capture.hooks import remove_inert_hooks
 from mkor.conditions import Replay, exact
-from mkor.engine import Engine
+from mkor.engine import BOOKS, Engine
 from mkor.methods.base import Method
 from mkor.report import LayerInfo, layer_infos, table
 from mkor.schedule import UpdateSchedule
@@ -280,8 +280,7 @@ class Preconditioner(Optimizer):
             "base": self.base,
             "method": self._method,
             "common": self._common,
-            "index": self._engine.index,
-            "records": self._engine.records,
+            "books": {key: getattr(self._engine, key) for key in BOOKS},
             "closed": self._closed,
         }
 
@@ -289,8 +288,7 @@ class Preconditioner(Optimizer):
         """Attach to the copied model, in place of the inert hooks that came with it."""
         remove_inert_hooks(state["model"])
         self._attach(state["model"], state["base"], state["method"], state["common"])
-        self._engine.index = state["index"]
-        self._engine.records = state["records"]
+        vars(self._engine).update(state["books"])
         self._engine.listen()
         if state["closed"]:
             self.close()

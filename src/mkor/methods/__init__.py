@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from mkor.methods.base import Method
 from mkor.methods.eva import EvaMethod
+from mkor.methods.hylo import HyLoMethod
 from mkor.methods.kbfgs import KBFGSMethod
 from mkor.methods.kfac import KFACMethod
 from mkor.methods.mkor import MKORMethod
+from mkor.methods.sngd import SNGDMethod
 
 METHODS: dict[str, type[Method]] = {
     "mkor": MKORMethod,
     "kfac": KFACMethod,
     "eva": EvaMethod,
     "kbfgs": KBFGSMethod,
+    "sngd": SNGDMethod,
+    "hylo": HyLoMethod,
 }
 """Methods by name."""

@@ -201,6 +201,14 @@ class Method(ABC):
         """The method for the first update of a layer, as `at` returned it for later ones."""
         return self
 
+    def listens(self) -> int:
+        """Steps in a period, after each of which `learn` is called; 0 if never."""
+        return 0
+
+    def learn(self, sizes: tuple[float, ...]) -> Method:
+        """The method that knows the root mean square of ‖∇‖ in the last two periods, if so many."""
+        return self
+
     @abstractmethod
     def wants(self, shape: LayerShape) -> tuple[Kind, Kind]:
         """What the capture keeps of a layer's inputs and of its output gradients.
