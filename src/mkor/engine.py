@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,10 +22,10 @@ from mkor.capture.folds import observable
 from mkor.capture.hooks import Capture
 from mkor.capture.views import View
 from mkor.distributed import comm
-from mkor.distributed.bucket import gather_flat, reduce_flat
-from mkor.methods.base import Exchange, Kind, LayerShape, Method, Seen, State, Update
+from mkor.methods.base import Kind, LayerShape, Method, Seen, State, Update
 from mkor.rescale import keep_finite, kl_factor, match_norm
 from mkor.schedule import UpdateSchedule
+from mkor.synchronise import exchange, run_together
 
 RESCALE: dict[str | None, Callable[[Tensor, Tensor], Tensor]] = {
     "gradient": match_norm,
@@ -74,8 +75,8 @@ class Engine:
         self.skip = skip
         self.rescale = rescale
         self.kl_clip = kl_clip
-        self.wire_dtype = wire_dtype
         self.on_nonfinite = on_nonfinite
+        self.exchange = partial(exchange, wire_dtype=wire_dtype)
         self.capture = Capture(method.absolute())
         self.layers: dict[str, Layer] = {}
         self.left: list[LeftOut] = []
@@ -101,15 +102,20 @@ class Engine:
         self.now = self.method.at(self.index).learn(self.sizes)
         self.capture.armed = False
         if self.due:
-            self.capture.arm(self.kinds(self.now.wants), self.index)
+            self.capture.arm(self.kinds(self.now.wants), self.seed)
 
     def listen_again(self) -> None:
         """Observe a second pass of this step."""
-        self.capture.arm(self.kinds(self.now.wants_again), self.index)
+        self.capture.arm(self.kinds(self.now.wants_again), self.seed)
 
     def kinds(self, wants: Callable[[LayerShape], tuple[Kind, Kind]]) -> dict[str, Any]:
         """What a method wants of every layer."""
         return {name: wants(layer.view.shape) for name, layer in self.layers.items()}
+
+    @property
+    def seed(self) -> int:
+        """A number of its own for every step of every worker."""
+        return self.index * comm.world_size() + comm.rank()
 
     @property
     def due(self) -> bool:
@@ -228,29 +234,6 @@ class Engine:
                 record.state[key] = tensor.to(weight.device, wanted)
         return record.state
 
-    def exchange(self, messages: list[Exchange]) -> list[dict[str, Tensor]]:
-        """Combine one round of all layers' messages over workers, in flat buckets."""
-        workers = comm.world_size()
-        if workers == 1:
-            return [{**message.sum, **message.mean, **message.gather} for message in messages]
-        out: list[dict[str, Tensor]] = [{} for _ in messages]
-        keys = [(i, key) for i, m in enumerate(messages) for key in (*m.sum, *m.mean)]
-        tensors = [
-            messages[i].sum[key] if key in messages[i].sum else messages[i].mean[key] / workers
-            for i, key in keys
-        ]
-        reduced = reduce_flat(tensors, comm.all_reduce_sum, self.wire_dtype)
-        for (i, key), tensor in zip(keys, reduced, strict=True):
-            out[i][key] = tensor
-        keys = [(i, key) for i, m in enumerate(messages) for key in m.gather]
-        rows = [messages[i].gather[key] for i, key in keys]
-        gathered = gather_flat(
-            rows, comm.all_gather_counts, comm.all_gather_vectors, self.wire_dtype
-        )
-        for (i, key), tensor in zip(keys, gathered, strict=True):
-            out[i][key] = tensor
-        return out
-
     def refuse_nonfinite(self, seen: dict[str, Seen]) -> None:
         """Raise before anything changes if a statistic or gradient isn't finite; synchronises."""
         for name, layer in self.layers.items():
@@ -278,23 +261,3 @@ class Engine:
                 UserWarning,
                 stacklevel=4,
             )
-
-
-def run_together(
-    updates: dict[str, Update],
-    exchange: Callable[[list[Exchange]], list[dict[str, Tensor]]],
-) -> dict[str, State]:
-    """Run generators in lock-step, one exchange for all of them a round; their results by name."""
-    done: dict[str, State] = {}
-    answers: dict[str, dict[str, Tensor] | None] = dict.fromkeys(updates)
-    while answers:
-        waiting: dict[str, Exchange] = {}
-        for name, answer in answers.items():
-            try:
-                update = updates[name]
-                waiting[name] = next(update) if answer is None else update.send(answer)
-            except StopIteration as stop:
-                done[name] = stop.value
-        combined = exchange(list(waiting.values())) if waiting else []
-        answers = dict(zip(waiting, combined, strict=True))
-    return done

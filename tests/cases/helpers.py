@@ -21,6 +21,9 @@ METHODS: dict[str, tuple[Callable[..., mkor.Preconditioner], dict[str, Any]]] = 
     "kfac-eigen": (mkor.KFAC, {"solver": "eigen"}),
     "kfac-inverse": (mkor.KFAC, {"solver": "inverse"}),
     "eva": (mkor.Eva, {}),
+    "sngd": (mkor.SNGD, {}),
+    "hylo-kis": (mkor.HyLo, {"sampling": "kis", "rank": 0.5}),
+    "hylo-kid": (mkor.HyLo, {"sampling": "kid", "rank": 0.5}),
 }
 """Every method that must pass the cases, a class and its options each."""
 

@@ -12,6 +12,11 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def rank() -> int:
+    """Number of this worker, from 0."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
 def all_reduce_sum(flat: Tensor) -> Tensor:
     """Sum a flat tensor over workers, in place; returned as it is on one worker."""
     if world_size() > 1:

@@ -22,18 +22,8 @@ import torch
 from torch import Tensor
 
 from mkor.factors import rows
-from mkor.methods.base import (
-    EVENTS,
-    Exchange,
-    LayerShape,
-    Method,
-    Rows,
-    Seen,
-    State,
-    Update,
-    loss_scale,
-    wide,
-)
+from mkor.methods.base import EVENTS, Exchange, LayerShape, Method, Rows, Seen, State, Update, wide
+from mkor.methods.statistics import loss_scale
 
 
 @dataclass(frozen=True)
