@@ -190,6 +190,7 @@ def assert_moment(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected.double(), rtol=0, atol=1e-5 * size)
 
 
-def nothing_seen(optimizer):
-    leaves = optimizer._engine.capture.leaves.values()
-    return all(leaf.inputs.grad is None and leaf.outputs.grad is None for leaf in leaves)
+def nothing_seen(optimizer: mkor.Preconditioner) -> bool:
+    """Whether no layer holds a statistic."""
+    capture = optimizer._engine.capture
+    return all(capture.collect(layer) is None for layer in capture.layers.values())

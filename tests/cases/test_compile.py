@@ -20,6 +20,8 @@ from cases.helpers import (
 
 # torch on itself, when it traces an autograd function.
 traced = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+# torch on itself, where a method that keeps rows breaks the graph.
+at_a_break = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
 
 def compiled(model):
@@ -35,6 +37,7 @@ def fresh_dynamo():
 
 
 @traced
+@at_a_break
 @every_method
 def test_a15_compiled_after_the_optimizer(method, fresh_dynamo):
     def run(wrap):
