@@ -23,12 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peak import peak_bytes, state_bytes
+from peak import peak_bytes, resident_bytes, state_bytes
 from record import save
 from torch import Tensor
 from workloads import WORKLOADS
 
 import mkor
+
+ATTENTION = ["attn"]
+"""What other implementations of K-FAC leave out."""
 
 Build = Callable[[Any], torch.optim.Optimizer]
 
@@ -92,6 +95,10 @@ def rows() -> dict[str, tuple[Build, dict[int, float]]]:
         ),
         "K-FAC inverse 10/100": (on_sgd(mkor.KFAC, solver="inverse", **kfac), hundredth),
         "K-FAC eigen 10/100": (on_sgd(mkor.KFAC, solver="eigen", **kfac), hundredth),
+        "K-FAC eigen 10/100, no attention": (
+            on_sgd(mkor.KFAC, solver="eigen", skip=ATTENTION, **kfac),
+            hundredth,
+        ),
         "K-BFGS every 1": (on_sgd(mkor.KBFGS, **often), every),
         "K-BFGS every 10": (on_sgd(mkor.KBFGS, **rare), tenth),
     }
@@ -137,10 +144,18 @@ class Trainee:
         return max(peak_bytes(lambda n=number: self.step(n), held) for number in kinds)  # type: ignore[misc]
 
 
-def measure(
-    workload: Callable[[], Any], rounds: int, only: list[str]
-) -> dict[str, dict[str, float]]:
+def few_steps(key: str, name: str) -> None:
+    """Each kind of step of one optimizer, to see what memory a process needs."""
+    torch.set_num_threads(1)
+    build, kinds = rows()[name]
+    trainee = Trainee(WORKLOADS[key][1], build)
+    for number in kinds:
+        trainee.step(number)
+
+
+def measure(key: str, turns: int, only: list[str]) -> dict[str, dict[str, float]]:
     """Median milliseconds and ratio to SGD, peak memory and factor bytes of every optimizer."""
+    workload = WORKLOADS[key][1]
     table = {
         name: row
         for name, row in rows().items()
@@ -148,8 +163,9 @@ def measure(
     }
     trainees = {name: Trainee(workload, build) for name, (build, _) in table.items()}
     peaks = {name: trainees[name].peak(kinds) for name, (_, kinds) in table.items()}
+    resident = {name: resident_bytes(few_steps, key, name) for name in table}
     times: dict[str, list[float]] = {name: [] for name in table}
-    for _ in range(rounds):
+    for _ in range(turns):
         for name, (_, kinds) in table.items():
             times[name].append(trainees[name].seconds(kinds))
     out: dict[str, dict[str, float]] = {}
@@ -166,6 +182,8 @@ def measure(
             "ratio_max": round(max(ratios), 3),
             "peak_mib": round(peaks[name] / 2**20, 1),
             "peak_ratio": round(peaks[name] / peaks["SGD"], 3),
+            "resident_mib": round(resident[name] / 2**20, 1),
+            "resident_ratio": round(resident[name] / resident["SGD"], 3),
             "factor_bytes_per_parameter_byte": round(sum(i.bytes for i in layers) / size, 2),
         }
     return out
@@ -183,15 +201,16 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     results: dict[str, Any] = {}
     for key in arguments.workloads:
-        title, build = WORKLOADS[key]
-        results[key] = measure(build, arguments.rounds, arguments.only.split(","))
+        title, _ = WORKLOADS[key]
+        results[key] = measure(key, arguments.rounds, arguments.only.split(","))
         print(f"({key}) {title}")
         for name, row in results[key].items():
             spread = f"{row['ratio_min']:.2f}-{row['ratio_max']:.2f}"
             state = row["factor_bytes_per_parameter_byte"]
             print(
                 f"  {name:<30} {row['ms']:>9.2f} ms  x{row['ratio']:.3f} ({spread})  "
-                f"peak x{row['peak_ratio']:.2f}  state {state:.2f}"
+                f"peak x{row['peak_ratio']:.2f}  resident x{row['resident_ratio']:.2f}  "
+                f"state {state:.2f}"
             )
     save(arguments.output, results)
 

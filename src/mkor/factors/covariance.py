@@ -22,11 +22,13 @@ LinAlgError: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-def
 def usable(moment: Tensor, gain: Tensor) -> Tensor:
     """Whether a moment is finite, before and after it is multiplied by `gain`, [G].
 
+    A sum of outer products that isn't finite anywhere isn't so on its diagonal.
+
     Args:
         moment: [G, d, d].
         gain: [G] or [1].
     """
-    size = torch.linalg.vector_norm(moment, ord=math.inf, dim=(-2, -1))  # [G], nan where any is
+    size = moment.diagonal(dim1=-2, dim2=-1).sum(dim=-1)  # [G], nan where any is
     return torch.isfinite(size) & torch.isfinite(size * gain)
 
 

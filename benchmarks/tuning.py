@@ -1,0 +1,79 @@
+"""Dampings of the second-order methods on the digits tasks, by the rule that `mkor compare` uses.
+
+    python benchmarks/tuning.py                 # all methods, prints and stores the final losses
+    python benchmarks/tuning.py --methods eva
+
+Every method runs with every damping of one grid at every learning rate of the task's, with the seed
+that `mkor compare` tunes with. The losses are those at the end of training. The row of a method in
+`mkor_bench/optimizers.py` holds the damping with the lowest geometric mean over the tasks, each at
+its best rate, unless the method's own default is within two percent of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from record import save
+
+from mkor_bench import optimizers
+from mkor_bench.compare import TUNING_SEED
+from mkor_bench.summary import final_loss
+from mkor_bench.tasks.source import TaskSource
+from mkor_bench.train import Settings, Training, train
+
+TASKS = ("digits-autoencoder", "digits-classifier")
+GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+METHODS = ("mkor", "kfac", "kaisa-eigen", "sngd", "hylo-kis", "hylo-kid", "eva", "kbfgs")
+
+
+def run(job: tuple[str, str, float, float]) -> float:
+    """Final loss of one run; infinite where it diverged."""
+    task_name, name, damping, lr = job
+    torch.set_num_threads(1)
+    task = TaskSource(task_name).load()
+    row = optimizers.OPTIMIZERS[name]
+    build: Any = row.build
+    options = {**build.keywords, "damping": damping}
+    optimizers.OPTIMIZERS[name] = replace(row, build=type(build)(build.func, **options))
+    loss = final_loss(train(Training(task, Settings(name, lr, TUNING_SEED, task.steps))))
+    return loss if math.isfinite(loss) else math.inf
+
+
+def main() -> None:
+    """Measure, print, store."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--dampings", default=",".join(map(str, GRID)))
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/tuning.json"))
+    arguments = parser.parse_args()
+    dampings = [float(part) for part in arguments.dampings.split(",")]
+    rates = {name: TaskSource(name).load().lrs for name in TASKS}
+    results: dict[str, Any] = {}
+    with ProcessPoolExecutor(arguments.workers) as pool:
+        for name in arguments.methods.split(","):
+            jobs = [(t, name, d, lr) for t in TASKS for d in dampings for lr in rates[t]]
+            losses = dict(zip(jobs, pool.map(run, jobs), strict=True))
+            table = {
+                task: {
+                    d: min((losses[task, name, d, lr], lr) for lr in rates[task]) for d in dampings
+                }
+                for task in TASKS
+            }
+            means = {d: math.prod(table[t][d][0] for t in TASKS) ** 0.5 for d in dampings}
+            results[name] = {"best": min(means, key=lambda d: means[d]), "tasks": table}
+            print(f"{name}: best {results[name]['best']}", flush=True)
+            for task, row in table.items():
+                cells = "  ".join(f"{d:g}: {loss:.4g} @{lr:g}" for d, (loss, lr) in row.items())
+                print(f"  {task:<20} {cells}", flush=True)
+    save(arguments.output, results)
+
+
+if __name__ == "__main__":
+    main()
