@@ -64,7 +64,7 @@ def _tell_version(asked: bool) -> None:
         raise typer.Exit
 
 
-_OPTIMIZER_NAMES = ",".join(OPTIMIZERS)
+_OPTIMIZER_NAMES = ",".join(row.name for row in OPTIMIZERS.values() if row.compared)
 _DATA = typer.Option(
     metavar="FOLDER", envvar="MKOR_DATA", help="Folder with data sets, for tasks that read any."
 )
@@ -149,7 +149,7 @@ def compare(
 @app.command(help=TRAIN_HELP)
 def train(
     task: Annotated[str, typer.Argument(metavar="TASK", help="What to train.")],
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="The optimizer.")] = "mkor-sgd",
+    optimizer: Annotated[str, typer.Option(metavar="NAME", help="The optimizer.")] = "mkor",
     lr: Annotated[float | None, _LR] = None,
     steps: Annotated[
         int | None,

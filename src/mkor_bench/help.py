@@ -18,6 +18,8 @@ measured at the end, with the optimizers taking turns.
 
 **Tasks:** {_TASK_NAMES}. **Groups:** {", ".join(GROUPS)} (both).
 
+**Optimizers:** {", ".join(OPTIMIZERS)}.
+
 **Your own task:** path/to/file.py:function, where the function returns a Task, such as:
 
     import torch
@@ -53,7 +55,7 @@ None. More fields of a Task: steps, lrs (the grid of compare) and default_lrs (f
 
 * mkor compare digits
 
-* mkor compare digits-classifier --optimizers sgd,mkor-sgd --lrs 0.01,0.03,0.1 --seeds 5
+* mkor compare digits-classifier --optimizers sgd,mkor --lrs 0.01,0.03,0.1 --seeds 5
 
 * mkor compare my_task.py:task --steps 1000 --output runs/mine
 
@@ -77,9 +79,9 @@ another --output, or remove checkpoint.pt.
 
 **Examples:**
 
-* mkor train digits-classifier --optimizer mkor-sgd
+* mkor train digits-classifier --optimizer mkor
 
-* mkor train digits-classifier --optimizer mkor-sgd --resume
+* mkor train digits-classifier --optimizer mkor --resume
 
 * mkor train digits-autoencoder --optimizer adamw --lr 0.003 --output runs/low
 

@@ -10,9 +10,9 @@ same for all rows, so that it differs in the method alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mkor_bench.errors import unknown_name
 
@@ -35,12 +35,14 @@ class OptimizerRow:
         description: One phrase for tables and reports.
         build: Makes the optimizer from a model and a learning rate.
         first_order: Whether it is a baseline that the second-order methods are to beat.
+        compared: Whether `mkor compare` takes it where it is not told what to take.
     """
 
     name: str
     description: str
     build: Builder
     first_order: bool = False
+    compared: bool = False
 
 
 def _sgd(model: nn.Module, lr: float) -> Optimizer:
@@ -61,18 +63,35 @@ def _lamb(model: nn.Module, lr: float) -> Optimizer:
     return LAMB(model.parameters(), lr=lr)
 
 
-def _mkor(model: nn.Module, lr: float, *, base: Builder) -> Optimizer:
-    from mkor import MKOR
+def _wrapped(model: nn.Module, lr: float, *, method: str, base: Builder, **options: Any) -> Any:
+    import mkor
 
-    return MKOR(model, base(model, lr))
+    return getattr(mkor, method)(model, base(model, lr), **options)
+
+
+def _on_sgd(name: str, description: str, method: str, **options: Any) -> OptimizerRow:
+    build = partial(_wrapped, method=method, base=_sgd, **options)
+    return OptimizerRow(name, f"{description} on SGD with momentum 0.9", build)
 
 
 _ROWS = (
-    OptimizerRow("sgd", "SGD with momentum 0.9", _sgd, first_order=True),
-    OptimizerRow("adamw", "AdamW", _adamw, first_order=True),
+    OptimizerRow("sgd", "SGD with momentum 0.9", _sgd, first_order=True, compared=True),
+    OptimizerRow("adamw", "AdamW", _adamw, first_order=True, compared=True),
     OptimizerRow("lamb", "LAMB", _lamb, first_order=True),
-    OptimizerRow("mkor-sgd", "MKOR on SGD with momentum 0.9", partial(_mkor, base=_sgd)),
-    OptimizerRow("mkor-adamw", "MKOR on AdamW", partial(_mkor, base=_adamw)),
+    replace(_on_sgd("mkor", "MKOR", "MKOR"), compared=True),
+    OptimizerRow(
+        "mkor-adamw",
+        "MKOR on AdamW",
+        partial(_wrapped, method="MKOR", base=_adamw),
+        compared=True,
+    ),
+    _on_sgd("kfac", "K-FAC by inverses", "KFAC", solver="inverse"),
+    _on_sgd("kaisa-eigen", "K-FAC by eigenvectors", "KFAC", solver="eigen"),
+    _on_sgd("sngd", "SNGD", "SNGD"),
+    _on_sgd("hylo-kis", "HyLo with sampled rows", "HyLo", sampling="kis"),
+    _on_sgd("hylo-kid", "HyLo with decomposed rows", "HyLo", sampling="kid"),
+    _on_sgd("eva", "Eva", "Eva"),
+    _on_sgd("kbfgs", "K-BFGS", "KBFGS"),
 )
 
 OPTIMIZERS: dict[str, OptimizerRow] = {row.name: row for row in _ROWS}

@@ -25,7 +25,7 @@ def parse_optimizers(text: str) -> tuple[str, ...]:
     """
     names = tuple(dict.fromkeys(_split(text)))
     if not names:
-        raise UserError(f"--optimizers {text!r} names none: give names such as sgd,mkor-sgd.")
+        raise UserError(f"--optimizers {text!r} names none: give names such as sgd,mkor.")
     for name in names:
         optimizer_row(name)
     return names

@@ -54,7 +54,7 @@ def mkor(tmp_path, monkeypatch):
 def compared(tmp_path_factory):
     """What a small ``mkor compare digits`` printed, and the folder that it wrote to."""
     folder = tmp_path_factory.mktemp("compared")
-    options = ["--steps", "12", "--seeds", "2", "--lrs", "0.01,0.1", "--optimizers", "sgd,mkor-sgd"]
+    options = ["--steps", "12", "--seeds", "2", "--lrs", "0.01,0.1", "--optimizers", "sgd,mkor"]
     with pytest.MonkeyPatch.context() as patch:
         result = command_in(folder, patch)("compare", "digits", *options)
     assert result.exit_code == 0, result.output

@@ -96,12 +96,12 @@ MISTAKES = {
         "unknown task 'xyz': choose from digits, digits-autoencoder, digits-classifier.",
     ),
     "optimizer": (
-        ["compare", "digits", "--optimizers", "sgd,mkor-sdg"],
-        "unknown optimizer 'mkor-sdg': did you mean 'mkor-sgd'",
+        ["compare", "digits", "--optimizers", "sgd,mkro"],
+        "unknown optimizer 'mkro': did you mean 'mkor'",
     ),
     "no optimizer": (
         ["compare", "digits", "--optimizers", ","],
-        "--optimizers ',' names none: give names such as sgd,mkor-sgd.",
+        "--optimizers ',' names none: give names such as sgd,mkor.",
     ),
     "zero learning rate": (
         ["compare", "digits", "--lrs", "0.1,0"],
@@ -166,7 +166,7 @@ MISTAKES = {
     ),
     "nothing to resume": (
         ["train", "digits-classifier", "--resume"],
-        "no checkpoint to resume from: 'runs/train/digits-classifier-mkor-sgd/checkpoint.pt' "
+        "no checkpoint to resume from: 'runs/train/digits-classifier-mkor/checkpoint.pt' "
         "does not exist; run without --resume, or give its folder with --output.",
     ),
 }

@@ -17,7 +17,7 @@ def test_it_prints_a_table_and_where_the_files_are(compared):
     assert lines[:2] == ["digits-autoencoder: loading data …", "digits-classifier: waiting …"]
     assert "digits-autoencoder: 100 %, step time" in lines
     assert sum(line.startswith("digits-autoencoder: ") for line in lines) <= 1 + 3 + 10
-    for text in ("digits-autoencoder", "digits-classifier", "mkor-sgd", "±", "Target:", "×1.00"):
+    for text in ("digits-autoencoder", "digits-classifier", "mkor", "±", "Target:", "×1.00"):
         assert text in result.stdout
     assert "Written to runs/digits: results.json, curves.png" in result.stdout
 
@@ -32,7 +32,7 @@ def test_results_hold_conditions_curves_and_conclusions(compared):
     assert list(results["tasks"]) == ["digits-autoencoder", "digits-classifier"]
     for task in results["tasks"].values():
         assert task["best_first_order"]["optimizer"] == "sgd"
-        assert list(task["optimizers"]) == ["sgd", "mkor-sgd"]
+        assert list(task["optimizers"]) == ["sgd", "mkor"]
         for optimizer in task["optimizers"].values():
             assert [row["lr"] for row in optimizer["grid"]] == [0.01, 0.1]
             assert {row["lr"] for row in optimizer["finalists"]} == {0.01, 0.1}

@@ -72,7 +72,7 @@ def test_a_narrow_terminal_loses_columns_and_no_digits(width, left_out):
 
 
 def test_a_comparison_without_first_order_optimizers_says_what_it_lacks():
-    text = " ".join(shown(result("mkor-sgd", [2.0, 1.0])).split())
+    text = " ".join(shown(result("mkor", [2.0, 1.0])).split())
     assert "No target: it takes a first-order optimizer (sgd, adamw, lamb) in --optimizers." in text
 
 
@@ -91,7 +91,7 @@ def test_the_target_is_named_in_the_legend(tmp_path, monkeypatch):
 def test_losers_and_diverged_runs_are_told_as_they_are():
     text = shown(
         result("sgd", [4.0, 1.0]),
-        result("mkor-sgd", [4.0, 2.0]),
+        result("mkor", [4.0, 2.0]),
         result("mkor-adamw", [4.0, NAN], [4.0, 2.0]),
     )
     assert "Target: 1.000, the best first-order loss (sgd). No other optimizer" in text
@@ -110,7 +110,7 @@ def test_the_picture_is_drawn_without_warnings_when_runs_diverged(tmp_path):
     odd = [
         result("sgd", [4.0, 1e30, NAN]),
         result("adamw", [NAN]),
-        result("mkor-sgd", [4.0, 2.0, 1.0]),
+        result("mkor", [4.0, 2.0, 1.0]),
         nothing,
     ]
     write_curves(tmp_path, [TaskResult(task, 3, odd), TaskResult(task, 3, [nothing])])

@@ -72,15 +72,15 @@ def test_the_best_learning_rate_and_the_edge():
 
 
 def test_reach_counts_steps_from_one():
-    falling = result("mkor-sgd", [4.0, 3.0, 2.0, 1.0], [4.0, 3.0, 2.0, 1.0])
+    falling = result("mkor", [4.0, 3.0, 2.0, 1.0], [4.0, 3.0, 2.0, 1.0])
     assert falling.reach(3.0) == (2, pytest.approx(0.2))
     assert falling.reach(0.5) is None
-    assert OptimizerResult("mkor-sgd", {0.1: math.inf}).reach(3.0) is None
+    assert OptimizerResult("mkor", {0.1: math.inf}).reach(3.0) is None
 
 
 def test_the_target_is_the_best_first_order_loss_and_reached_by_its_owner():
     sgd, adamw = result("sgd", [4.0, 3.0, 2.5]), result("adamw", [5.0, 4.0, 3.0])
-    mkor = result("mkor-sgd", [2.0, 1.0, 0.5])
+    mkor = result("mkor", [2.0, 1.0, 0.5])
     of_task = TaskResult(None, 3, [adamw, sgd, mkor])
     assert of_task.target is sgd
     assert of_task.reach(sgd) == (3, pytest.approx(0.3))
@@ -89,6 +89,6 @@ def test_the_target_is_the_best_first_order_loss_and_reached_by_its_owner():
 
 
 def test_without_a_first_order_optimizer_there_is_no_target():
-    of_task = TaskResult(None, 3, [result("mkor-sgd", [2.0, 1.0, 0.5])])
+    of_task = TaskResult(None, 3, [result("mkor", [2.0, 1.0, 0.5])])
     assert of_task.target is None
     assert of_task.reach(of_task.optimizers[0]) is None

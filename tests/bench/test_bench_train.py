@@ -55,7 +55,7 @@ def test_it_writes_a_checkpoint_results_and_events(mkor, tiny, tmp_path):
     assert len(list((folder / FOLDER_NAME).iterdir())) == 1
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb", "mkor-sgd", "mkor-adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb", "mkor", "mkor-adamw"])
 def test_resume_after_a_crash_gives_the_same_bits(mkor, tiny, tmp_path, monkeypatch, optimizer):
     arguments = ("--optimizer", optimizer, "--lr", 0.05, "--checkpoint-every", 5)
     # The task is tried once before a run begins, so the loss is called once more.
@@ -89,7 +89,7 @@ def test_a_killed_process_is_continued_by_a_fresh_one(mkor, tiny, tmp_path, envi
     assert load(tmp_path / "fresh")["step"] == 14
     resumed = fresh("task", "--resume")
     assert resumed.returncode == 0
-    assert resumed.stderr.startswith("tiny, mkor-sgd: 80 %, ")
+    assert resumed.stderr.startswith("tiny, mkor: 80 %, ")
     assert mkor("train", f"{tiny}:task", "--output", "straight").exit_code == 0
     assert_same_bits(load(tmp_path / "fresh"), load(tmp_path / "straight"))
 
@@ -177,7 +177,7 @@ def test_a_checkpoint_is_not_overwritten(mkor, tiny, tmp_path, monkeypatch, stop
 
 
 def test_a_single_training_has_the_tasks_learning_rate_for_its_optimizer(mkor, tmp_path):
-    for optimizer, lr in (("mkor-sgd", 0.3), ("adamw", 0.03)):
+    for optimizer, lr in (("mkor", 0.3), ("adamw", 0.03)):
         mkor("train", "digits-classifier", "--optimizer", optimizer, "--steps", 2)
         state = load(tmp_path / f"runs/train/digits-classifier-{optimizer}")
         assert state["settings"]["lr"] == lr

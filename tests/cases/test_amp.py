@@ -23,6 +23,7 @@ from cases.common import (
     train,
     wrap,
 )
+from cases.helpers import build, every_method, sgd
 
 
 def convnet():
@@ -144,6 +145,78 @@ def test_a60_loss_scale_does_not_reach_the_factors(rule, vectors):
         runs.append((model, optimizer))
     assert_close(runs[0][0], runs[1][0], rtol=1e-3, atol=1e-5)
     assert_close(factors(runs[0][1]), factors(runs[1][1]), rtol=1e-3, atol=1e-4)
+
+
+@every_method
+@pytest.mark.parametrize("unscale", [True, False])
+def test_a60_loss_scale_does_not_reach_any_method(method, unscale):
+    """With absolute damping too, and with clipping between unscaling and the step."""
+    runs = []
+    for scaled in (True, False):
+        model = convnet()
+        optimizer = build(method, model, sgd(model, lr=0.02))
+        scaler = torch.amp.GradScaler("cpu", 2.0**16, growth_interval=2, enabled=scaled)
+        torch.manual_seed(3)
+        for _ in range(6):
+            x, y = torch.randn(6, 1, 3, 3) + 0.5, torch.randn(6, 3)
+            scaler.scale(F.mse_loss(model(x), y)).backward()
+            if unscale:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        runs.append(parameters(model))
+    for one, other in zip(*runs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_a60_raw_vectors_without_a_bias_are_unscaled():
+    runs = []
+    for scaled in (True, False):
+        model = mlp(3, 4, 2, bias=False)
+        optimizer = wrap(model, damping=None)
+        scaler = torch.amp.GradScaler("cpu", 2.0**16, enabled=scaled)
+        for x, y in batches(4, 6, 3, 2):
+            scaled_step(model, optimizer, scaler, F.mse_loss(model(x), y))
+        runs.append(factors(optimizer))
+    assert_close(*runs, rtol=1e-4)
+
+
+@every_method
+def test_a59_autocast_of_every_method(method):
+    model = convnet()
+    optimizer = build(method, model, sgd(model, lr=0.02))
+    for _ in range(4):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(torch.randn(6, 1, 3, 3) + 0.5).square().mean()
+            loss.backward()
+            optimizer.step()
+        optimizer.zero_grad()
+    assert {i.updates for i in optimizer.layers() if i.preconditioned} == {4}
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a58_parameters_of_other_dtypes_in_every_method(method, dtype):
+    model = convnet().to(dtype)
+    optimizer = build(method, model, sgd(model, lr=0.02))
+    x = torch.randn(6, 1, 3, 3, dtype=dtype) + 0.5
+    losses = train_on(model, optimizer, x)
+    assert losses[-1] < losses[0]
+    assert {p.dtype for p in model.parameters()} == {dtype}
+
+
+def train_on(model, optimizer, x, steps=8):
+    losses = []
+    for _ in range(steps):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
 
 
 @pytest.mark.parametrize("vectors", VECTORS)

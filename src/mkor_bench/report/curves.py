@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 FILE_NAME = "curves.png"
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
-COLOURS = ("#56B4E9", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#F0E442")
+COLOURS = (
+    *("#56B4E9", "#E69F00", "#F0E442", "#0072B2", "#D55E00", "#009E73"),
+    *("#CC79A7", "#000000", "#999999", "#882255", "#44AA99", "#332288"),
+)
 
 
 def write_curves(folder: Path, results: Sequence[TaskResult]) -> None:

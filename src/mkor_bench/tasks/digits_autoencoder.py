@@ -20,7 +20,7 @@ from mkor_bench.tasks.task import Task
 
 WIDTHS = (64, 128, 64, 32, 8, 32, 64, 128, 64)
 BATCH_SIZE = 128
-DEFAULT_LRS = {"sgd": 0.03, "adamw": 0.01, "lamb": 0.03, "mkor-sgd": 0.03, "mkor-adamw": 0.03}
+DEFAULT_LRS = {"sgd": 0.03, "adamw": 0.01, "lamb": 0.03, "mkor": 0.03, "mkor-adamw": 0.03}
 """What comparisons choose, in the middle."""
 
 

@@ -19,7 +19,7 @@ from mkor_bench.tasks.digits import load_digits
 from mkor_bench.tasks.task import Task
 
 BATCH_SIZE = 128
-DEFAULT_LRS = {"sgd": 0.3, "adamw": 0.03, "lamb": 0.03, "mkor-sgd": 0.3, "mkor-adamw": 0.03}
+DEFAULT_LRS = {"sgd": 0.3, "adamw": 0.03, "lamb": 0.03, "mkor": 0.3, "mkor-adamw": 0.03}
 """What comparisons choose, in the middle."""
 
 

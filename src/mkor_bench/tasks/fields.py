@@ -69,7 +69,7 @@ def _check_numbers(task: Task) -> None:
     named = isinstance(task.default_lrs, Mapping) and all(
         name in OPTIMIZERS and _is_lr(lr) for name, lr in task.default_lrs.items()
     )
-    rule = "default_lrs must give positive numbers for optimizers, such as {'mkor-sgd': 0.1}"
+    rule = "default_lrs must give positive numbers for optimizers, such as {'mkor': 0.1}"
     expect(named, task, rule, task.default_lrs)
 
 
