@@ -31,7 +31,7 @@ ways = pytest.mark.parametrize("way", WAYS)
 
 
 def method(way, rank=0.25, damping=0.3, on_nonfinite="skip"):
-    return HyLoMethod(rank, way, damping, 100, 0.5, None, on_nonfinite)
+    return HyLoMethod(damping, None, on_nonfinite, rank=rank, sampling=way)
 
 
 def gradient(shape, seed=9):

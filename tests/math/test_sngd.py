@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mkor.methods.base import Exchange, LayerShape, Rows
-from mkor.methods.sngd import SNGDMethod
+from mkor.methods.hylo import SNGDMethod
 from row_driver import (
     copies,
     equal,

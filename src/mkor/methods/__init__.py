@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from mkor.methods.base import Method
 from mkor.methods.eva import EvaMethod
-from mkor.methods.hylo import HyLoMethod
+from mkor.methods.hylo import HyLoMethod, SNGDMethod
 from mkor.methods.kbfgs import KBFGSMethod
 from mkor.methods.kfac import KFACMethod
 from mkor.methods.mkor import MKORMethod
-from mkor.methods.sngd import SNGDMethod
 
 METHODS: dict[str, type[Method]] = {
     "mkor": MKORMethod,

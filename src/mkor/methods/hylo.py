@@ -1,16 +1,21 @@
-"""HyLo: SNGD with a fraction of the rows, picked within the backward pass.
+"""SNGD, and HyLo: the natural gradient from a layer's rows, all of them or a picked fraction.
 
-Two ways pick them. KIS draws rows with p_j ∝ ‖a_j‖²‖g_j‖² and weights them so that the estimate of
-F is unbiased. KID keeps the rows of an interpolative decomposition and writes all others in them,
-F ≈ U_s(PᵀP)U_sᵀ. With all rows both are SNGD. "auto" takes KID while the gradient's size changes
-fast.
+SNGD solves with F + μI by the Sherman-Morrison-Woodbury identity (eq. 13 of the paper). A layer
+keeps the rows of its last update, scaled so that F = Σ_j u_j u_jᵀ is the mean of the outer products
+of the per-row gradients, and a step turns ∇W into (F + μI)⁻¹ ∇W.
+
+HyLo picks a fraction of the rows within the backward pass, in one of two ways. KIS draws rows with
+p_j ∝ ‖a_j‖²‖g_j‖² and weights them so that the estimate of F is unbiased. KID keeps the rows of an
+interpolative decomposition and writes all others in them, F ≈ U_s(PᵀP)U_sᵀ. With all rows both are
+SNGD. "auto" takes KID while the gradient's size changes fast.
 
 | paper | here |
 | ----- | ---- |
-| A, G of the picked rows | `state["inputs"]`, `state["outputs"]`: u_j = outputs_j ⊗ inputs_j |
-| K_ss + μI (KIS), K_ss + μ(PᵀP)⁻¹ (KID) | `state["kernel"]`, its Cholesky factor |
+| A, G (of the picked rows) | `state["inputs"]`, `state["outputs"]`: u_j = outputs_j ⊗ inputs_j |
+| AᵀA ⊙ GᵀG + μI, or K_ss + μ(PᵀP)⁻¹ (KID) | `state["kernel"]`, its Cholesky factor |
 | ρ = r/n | `rank` |
 | μ | `damping`; what was used stands in `state["damping"]` |
+| b | N, the rows of all workers |
 | f | the engine's schedule |
 
 Shapes: G stack, o and i sides, m rows, w width of a band.
@@ -31,18 +36,13 @@ from mkor.methods.statistics import loss_scale
 
 
 @dataclass(frozen=True)
-class HyLoMethod(Method):
-    """Options of HyLo; see `mkor.HyLo` for their meaning."""
+class SNGDMethod(Method):
+    """Options of SNGD; see `mkor.SNGD` for their meaning."""
 
-    rank: float
-    sampling: str
     damping: float
-    switch_steps: int
-    switch_change: float
     state_dtype: torch.dtype | None
     on_nonfinite: str
-    sizes: tuple[float, ...] = ()
-    name: str = "hylo"
+    name: str = "sngd"
 
     def dtype(self, parameters: torch.dtype, key: str = "") -> torch.dtype:
         """Dtype of the rows, and at least float32 for their kernel."""
@@ -54,23 +54,8 @@ class HyLoMethod(Method):
         return True
 
     def wants(self, shape: LayerShape) -> tuple[Rows, Rows]:
-        """A fraction of the rows of both sides, the same ones."""
-        compress = None if self.rank == 1 else partial(COMPRESS[self.choice()], rank=self.rank)
-        return Rows(compress), Rows(compress)
-
-    def choice(self) -> str:
-        """The sampling of this step: "kis" or "kid"."""
-        if self.sampling != "auto":
-            return self.sampling
-        return "kid" if changes_fast(self.sizes, self.switch_change) else "kis"
-
-    def listens(self) -> int:
-        """Steps in a period of "auto"; else none."""
-        return self.switch_steps if self.sampling == "auto" else 0
-
-    def learn(self, sizes: tuple[float, ...]) -> HyLoMethod:
-        """The method that knows the gradient's size in the last two periods."""
-        return replace(self, sizes=sizes)
+        """All rows of both sides."""
+        return Rows(), Rows()
 
     def sides(self, shape: LayerShape) -> tuple[bool, bool]:
         """Both: rows have no side that could be too wide."""
@@ -91,18 +76,17 @@ class HyLoMethod(Method):
         return self.dtype(parameters).itemsize * shape.stack + 8 * len(EVENTS)
 
     def update(self, state: State, seen: Seen) -> Update:
-        """Gather the picked rows of all workers, in one scale, and factorise their kernel."""
+        """Gather the rows of all workers, in one scale, and factorise their kernel."""
         shown = {} if seen.shown is None else {"shown": seen.shown}
         told = yield Exchange(sum={"rows": seen.rows}, mean=shown)
         outputs = seen.grads * rows.unit(seen.rows, told["rows"]).to(seen.grads)
         if seen.shown is not None and seen.true is not None:
             outputs *= loss_scale(told["shown"], seen.true)
-        picked = {"inputs": seen.inputs, "outputs": outputs, **seen.kept}
-        every = yield Exchange(gather=picked)
+        every = yield Exchange(gather={"inputs": seen.inputs, "outputs": outputs, **seen.kept})
         if not every["inputs"].shape[1]:
             return state
         prior = None
-        if "prior" in every:
+        if "prior" in every:  # of KID
             prior = interpolative.blocks(every["prior"], every["first"])
         reset = self.on_nonfinite == "reset"
         new, happened = rows.renew(
@@ -111,8 +95,42 @@ class HyLoMethod(Method):
         return new | {"events": state["events"] + rows.tally(EVENTS, happened)}
 
     def precondition(self, state: State, grad: Tensor) -> Tensor:
-        """V = (∇ - U_s N U_sᵀ∇)/μ with N the inverse of the damped kernel, [G, o, i]."""
+        """V = (∇ - U N Uᵀ∇)/μ with N the inverse of the damped kernel, [G, o, i]."""
         return rows.precondition(state, grad)
+
+
+@dataclass(frozen=True)
+class HyLoMethod(SNGDMethod):
+    """Options of HyLo; see `mkor.HyLo` for their meaning.
+
+    `sizes` are the gradient's in the last two periods, which `learn` sets.
+    """
+
+    rank: float = 0.1
+    sampling: str = "auto"
+    switch_steps: int = 100
+    switch_change: float = 0.5
+    sizes: tuple[float, ...] = ()
+    name: str = "hylo"
+
+    def wants(self, shape: LayerShape) -> tuple[Rows, Rows]:
+        """A fraction of the rows of both sides, the same ones."""
+        compress = None if self.rank == 1 else partial(COMPRESS[self.choice()], rank=self.rank)
+        return Rows(compress), Rows(compress)
+
+    def choice(self) -> str:
+        """The sampling of this step: "kis" or "kid"."""
+        if self.sampling != "auto":
+            return self.sampling
+        return "kid" if changes_fast(self.sizes, self.switch_change) else "kis"
+
+    def listens(self) -> int:
+        """Steps in a period of "auto"; else none."""
+        return self.switch_steps if self.sampling == "auto" else 0
+
+    def learn(self, sizes: tuple[float, ...]) -> HyLoMethod:
+        """The method that knows the gradient's size in the last two periods."""
+        return replace(self, sizes=sizes)
 
 
 def changes_fast(sizes: tuple[float, ...], change: float) -> bool:

@@ -1,4 +1,4 @@
-"""The public class of SNGD. The mathematics is in `methods/sngd.py`."""
+"""The public class of SNGD. The mathematics is in `methods/hylo.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mkor.checks import Schedule, one_of, positive, scheduled
-from mkor.methods.sngd import SNGDMethod
+from mkor.methods.hylo import SNGDMethod
 from mkor.optimizer import Preconditioner
 
 ROW_DTYPES = (None, torch.float32, torch.float64, torch.bfloat16)
