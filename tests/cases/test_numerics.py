@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import mkor
 from cases.common import (
     RULES,
     STATE_DTYPES,
@@ -209,3 +210,39 @@ def test_a57_masked_tokens_are_rows_with_a_gradient_of_zero():
     torch.testing.assert_close(found["0", "inputs"][0], every)
     only = dense_factor("exact", [mean_vectors(with_ones(x[keep]), 1)])
     torch.testing.assert_close(there["0", "inputs"][0], only)
+
+
+@pytest.mark.parametrize("solver", ["eigen", "inverse"])
+def test_a68_a_factor_of_rank_one_is_decomposed(solver):
+    """One constant row a batch: all but one eigenvalue of either side are zero."""
+    model = nn.Linear(512, 8)
+    base = torch.optim.SGD(model.parameters(), lr=0.001)
+    every = {"factor_update_steps": 1, "inverse_update_steps": 1}
+    optimizer = mkor.KFAC(model, base, solver=solver, damping=1.0, **every)
+    x, y = torch.ones(1, 512), torch.randn(1, 8)
+    losses = train(model, optimizer, [(x, y)] * 12)
+    assert losses[-1] < losses[0]
+    (info,) = optimizer.layers()
+    assert (info.updates, info.skipped, info.rejected) == (12, 0, 0)
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
+def test_a68_a_decomposition_that_does_not_converge_keeps_the_last(monkeypatch):
+    model = mlp(4, 6, 2)
+    base = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = mkor.KFAC(model, base, factor_update_steps=1, inverse_update_steps=1)
+    data = batches(6, 5, 4, 2)
+    train(model, optimizer, data[:2])
+    before = optimizer.state_dict()["preconditioner"]["layers"]["0"]["state"]
+    vectors, moment = before["inputs_vectors"].clone(), before["inputs"].clone()
+
+    def fail(matrix):
+        raise torch.linalg.LinAlgError("did not converge")
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
+    train(model, optimizer, data[2:])
+    after = optimizer.state_dict()["preconditioner"]["layers"]["0"]["state"]
+    assert torch.equal(after["inputs_vectors"], vectors)
+    assert not torch.equal(after["inputs"], moment)  # the average goes on
+    assert {info.rejected for info in optimizer.layers()} == {2 * 4}
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
