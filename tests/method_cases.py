@@ -16,6 +16,13 @@ CASES = {
     "mkor float64": (mkor.MKOR, {"state_dtype": torch.float64}),
     "mkor one side": (mkor.MKOR, {"max_dim": 4}),
     "mkor reset": (mkor.MKOR, {"on_nonfinite": "reset"}),
+    "mkor window": (mkor.MKOR, {"representation": "window", "window": 3}),
+    "mkor lowrank": (mkor.MKOR, {"representation": "lowrank", "rank": 3, "vectors": 2}),
+    "mkor lowrank reset": (mkor.MKOR, {"representation": "lowrank", "on_nonfinite": "reset"}),
+    "mkor lowrank bfloat16": (
+        mkor.MKOR,
+        {"representation": "lowrank", "rank": 3, "state_dtype": torch.bfloat16},
+    ),
     "kfac": (mkor.KFAC, {}),
     "kfac inverse": (mkor.KFAC, {"solver": "inverse"}),
     "kfac inverse plain": (mkor.KFAC, {"solver": "inverse", "damping_split": "plain"}),

@@ -1,11 +1,13 @@
 """MKOR: Kronecker factors kept inverted by low-rank updates (Algorithm 1 of the paper).
 
 A layer with weight W [o, i] keeps two inverse factors, J_g [o, o] and J_a [i, i]. An update folds
-the mean output gradient g and the mean input a into them; a step turns ∇W into J_g ∇W J_a.
+a few vectors of each side into them, such as the mean output gradient g and the mean input a; a
+step turns ∇W into J_g ∇W J_a. A factor is a matrix ("dense"), or the identity minus a few rows: the
+last vectors ("window") or the leading eigenvectors of their moving covariance ("lowrank").
 
 | paper | here |
 | ----- | ---- |
-| L⁻¹, R⁻¹ | `state["outputs"]`, `state["inputs"]` |
+| L⁻¹, R⁻¹ | `state["outputs"]`, `state["inputs"]`, or the rows that they are made of |
 | g, a (lines 2-3) | `gradient_vectors`, `input_vectors` |
 | γ | `decay` |
 | ε, ζ (lines 5-6) | `norm_limit`, `blend` |
@@ -17,11 +19,14 @@ Shapes: G stack, o and i sides, r vectors of an update.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from mkor.factors import dense
+from mkor.factors import dense, thin
+from mkor.factors.lowrank import LowRank
+from mkor.factors.window import Window
 from mkor.linalg import sandwich
 from mkor.methods.base import (
     EVENTS,
@@ -37,10 +42,13 @@ from mkor.methods.base import (
 )
 from mkor.methods.statistics import informative, loss_scale
 
+Events = tuple[Tensor, ...]
+"""What happened to each matrix of a stack, [G] each, in the order of `EVENTS`."""
+
 
 @dataclass(frozen=True)
 class MKORMethod(Method):
-    """Options of MKOR in the dense representation; see `mkor.MKOR` for their meaning."""
+    """Options of MKOR; see `mkor.MKOR` for their meaning. `count` is k, rows a side."""
 
     rule: str
     vectors: int
@@ -51,18 +59,32 @@ class MKORMethod(Method):
     max_dim: int
     state_dtype: torch.dtype | None
     on_nonfinite: str
+    representation: str = "dense"
+    count: int = 0
     name: str = "mkor"
 
+    @property
+    def dense(self) -> bool:
+        """Whether factors are matrices."""
+        return self.representation == "dense"
+
+    def dtype(self, parameters: torch.dtype, key: str = "") -> torch.dtype:
+        """Matrices and rows may be narrow; what is small is not."""
+        dtype = super().dtype(parameters)
+        return dtype if key in ("", "outputs", "inputs") else wide(dtype)
+
     def absolute(self) -> bool:
-        """Without damping the vectors are taken as they are."""
-        return self.damping is None
+        """Without damping, and relative to each other in rows, the vectors count as they are."""
+        return self.damping is None or not self.dense
 
     def wants(self, shape: LayerShape) -> tuple[Kind, Kind]:
         """Sums of as many blocks of rows as an update has vectors."""
         return Sums(self.vectors), Sums(self.vectors)
 
     def sides(self, shape: LayerShape) -> tuple[bool, bool]:
-        """Which sides (outputs, inputs) are narrow enough for a dense factor."""
+        """Which sides (outputs, inputs) are narrow enough for a dense factor; all are for rows."""
+        if not self.dense:
+            return True, True
         return shape.outputs <= self.max_dim, shape.inputs <= self.max_dim
 
     def limit(self) -> str:
@@ -70,18 +92,21 @@ class MKORMethod(Method):
         return f"both sides are wider than max_dim={self.max_dim}"
 
     def init(self, shape: LayerShape, where: torch.device, parameters: torch.dtype) -> State:
-        """Identity factors, as in the paper, and the counters of what went wrong."""
+        """The identity on every side, and no events."""
         dtype = self.dtype(parameters)
         state = {"events": torch.zeros(len(EVENTS), dtype=torch.int64, device=where)}
         for side, length in self._factors(shape).items():
-            state[side] = dense.identity(shape.stack, length, dtype, where)
+            if self.dense:
+                state[side] = dense.identity(shape.stack, length, dtype, where)
+                continue
+            parts = self._thin(length).init(shape.stack, length, dtype, where)
+            state |= {key_of(side, part): tensor for part, tensor in parts.items()}
         return state
 
     def bytes(self, shape: LayerShape, parameters: torch.dtype) -> int:
-        """Bytes of the factors: the squares of the sides that have one."""
-        size = self.dtype(parameters).itemsize
-        squares = sum(length**2 for length in self._factors(shape).values())
-        return size * shape.stack * squares + 8 * len(EVENTS)
+        """Bytes of the tensors that `init` makes, here without memory."""
+        state = self.init(shape, torch.device("meta"), parameters)
+        return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
     def update(self, state: State, seen: Seen) -> Update:
         """Algorithm 1, lines 2-8: average the vectors over workers, fold them into the inverses."""
@@ -105,14 +130,38 @@ class MKORMethod(Method):
 
     def precondition(self, state: State, grad: Tensor) -> Tensor:
         """Algorithm 1, line 9: J_g ∇W J_a, [G, o, i]."""
-        return sandwich(state.get("outputs"), grad, state.get("inputs"))
+        if self.dense:
+            return sandwich(state.get("outputs"), grad, state.get("inputs"))
+        return thin.precondition(parts_of(state, "outputs"), parts_of(state, "inputs"), grad)
 
     def _factors(self, shape: LayerShape) -> dict[str, int]:
         keep_outputs, keep_inputs = self.sides(shape)
         sides = {"outputs": (keep_outputs, shape.outputs), "inputs": (keep_inputs, shape.inputs)}
         return {name: length for name, (keep, length) in sides.items() if keep}
 
+    def _thin(self, length: int) -> Window | LowRank:
+        """What keeps the rows of a side: one no wider than the window keeps its whole average."""
+        if self.representation == "window" and length > self.count:
+            return Window(self.count, self.decay, cast(float, self.damping))
+        return LowRank(self.count, self.decay, cast(float, self.damping))
+
     def _absorb(self, state: State, side: str, vectors: Tensor, present: Tensor) -> None:
+        absorb = self._absorb_dense if self.dense else self._absorb_thin
+        events = absorb(state, side, vectors, present)
+        counts = torch.stack(events).sum(dim=-1)
+        state["events"][: len(counts)] += counts
+
+    def _absorb_thin(self, state: State, side: str, vectors: Tensor, present: Tensor) -> Events:
+        parts = parts_of(state, side)
+        seen = thin.prepare(vectors.to(parts["sizes"].dtype))
+        # Vectors that are all zero say nothing of directions: they would only age the others.
+        use = present & seen.finite & (seen.sizes.amax(dim=-1) > 0)  # [G]
+        sound = self._thin(vectors.shape[-2]).absorb_(parts, seen, use)
+        reset = present & ~seen.finite & (self.on_nonfinite == "reset")
+        thin.reset_(parts, reset)
+        return ~seen.finite, reset, torch.zeros_like(reset), use & ~sound
+
+    def _absorb_dense(self, state: State, side: str, vectors: Tensor, present: Tensor) -> Events:
         inverse = state[side]  # [G, d, d]
         seen = dense.prepare(vectors.to(wide(inverse.dtype)), self.damping)
         rule = dense.RULES[self.rule]
@@ -121,8 +170,20 @@ class MKORMethod(Method):
         usable = present if self.on_nonfinite == "reset" else present & seen.finite  # [G]
         change, reset = dense.guard(change, usable, inverse.dtype)
         dense.write_(inverse, change)
-        counts = torch.stack([~seen.finite, reset, change.blended]).sum(dim=-1)
-        state["events"][: len(counts)] += counts
+        return ~seen.finite, reset, change.blended
+
+
+def key_of(side: str, part: str) -> str:
+    """The key of a part of a side in the state: the rows have the side's own."""
+    return side if part == "rows" else f"{side}_{part}"
+
+
+def parts_of(state: State, side: str) -> thin.Parts:
+    """The parts of a side, by their names without the side's."""
+    own = {
+        key.removeprefix(f"{side}_"): t for key, t in state.items() if key.startswith(f"{side}_")
+    }
+    return own | {"rows": state[side]}
 
 
 def input_vectors(sums: Tensor, rows: Tensor) -> Tensor:

@@ -14,6 +14,18 @@ from mkor.factors.dense import RULES
 from mkor.methods.mkor import MKORMethod
 from mkor.optimizer import Preconditioner
 
+REPRESENTATIONS = ("dense", "window", "lowrank")
+WINDOW, RANK = 160, 40
+OWN: dict[str, tuple[str, Any]] = {
+    "rule": ("dense", "exact"),
+    "norm_limit": ("dense", 2.0),
+    "blend": ("dense", 0.95),
+    "max_dim": ("dense", 8192),
+    "window": ("window", WINDOW),
+    "rank": ("lowrank", RANK),
+}
+"""Options that one representation alone makes use of, and their defaults."""
+
 
 class MKOR(Preconditioner):
     """MKOR: gradients preconditioned by Kronecker factors that rank-1 updates keep inverted.
@@ -31,6 +43,9 @@ class MKOR(Preconditioner):
         model: nn.Module,
         base: Optimizer,
         *,
+        representation: str = "dense",
+        window: int = WINDOW,
+        rank: int = RANK,
         rule: str = "exact",
         factor_update_steps: int | Callable[[int], int] = 10,
         warmup_steps: int = 10,
@@ -54,7 +69,11 @@ class MKOR(Preconditioner):
         Args:
             model: The model; layers are observed by hooks.
             base: Any `torch.optim` optimizer over parameters of the model.
-            rule: How an update changes the inverse: "exact" inverts the moving average,
+            representation: How a factor is kept: "dense" as a matrix, "window" as the last `window`
+                vectors, "lowrank" as the `rank` leading eigenvectors of their moving covariance.
+            window: Vectors a side in a window (k); a side no wider keeps its whole covariance.
+            rank: Eigenvectors a side in "lowrank" (k).
+            rule: How an update changes a dense inverse: "exact" inverts the moving average,
                 "paper" follows eq. 5/6 as printed, "reference" what the authors' code computes.
             factor_update_steps: Steps between factor updates (f).
             warmup_steps: Steps at the start that all update the factors.
@@ -71,7 +90,7 @@ class MKOR(Preconditioner):
                 √(κ/|Σ lr²⟨V, ∇W⟩|) where that is below 1; None leaves them.
             skip: Regular expressions; layers in whose name one of them is found are left to the
                 base.
-            max_dim: A side wider than this gets no factor.
+            max_dim: A side wider than this gets no factor, if it is dense.
             state_dtype: Dtype of the factors and of the products with them; None for float32, or
                 float64 for float64 parameters.
             wire_dtype: Dtype of the statistics while they cross workers; not float16, which can't
@@ -85,16 +104,6 @@ class MKOR(Preconditioner):
             TypeError: `model` or `base` is of the wrong type.
             ValueError: An option is out of range, or `base` doesn't fit the model.
         """
-        one_of("rule", rule, RULES)
-        one_of("state_dtype", state_dtype, DTYPES)
-        scheduled("factor_decay", factor_decay, fraction, "between 0 and 1, both excluded")
-        if damping is not None:
-            limits = "positive and finite, or None for raw statistics"
-            scheduled("damping", damping, positive, limits)
-        require("vectors", vectors, is_count(vectors, 1), "an integer of at least 1")
-        scheduled("norm_limit", norm_limit, lambda e: e > 1, "finite and greater than 1")
-        scheduled("blend", blend, lambda w: 0 <= w < 1, "at least 0 and below 1")
-        require("max_dim", max_dim, is_count(max_dim, 1), "an integer of at least 1")
         options: dict[str, Any] = {
             "rule": rule,
             "vectors": vectors,
@@ -105,11 +114,14 @@ class MKOR(Preconditioner):
             "max_dim": max_dim,
             "state_dtype": state_dtype,
             "on_nonfinite": on_nonfinite,
+            "representation": representation,
         }
+        check(options, window, rank)
+        count = {"dense": 0, "window": window, "lowrank": rank}[representation]
         super().__init__(
             model,
             base,
-            MKORMethod(**options),
+            MKORMethod(**options, count=count),
             factor_update_steps=factor_update_steps,
             warmup_steps=warmup_steps,
             rescale=rescale,
@@ -117,4 +129,42 @@ class MKOR(Preconditioner):
             skip=skip,
             wire_dtype=wire_dtype,
             on_nonfinite=on_nonfinite,
+        )
+
+
+def check(options: dict[str, Any], window: int, rank: int) -> None:
+    """Refuse options that are out of range, or that the representation makes no use of."""
+    one_of("rule", options["rule"], RULES)
+    one_of("representation", options["representation"], REPRESENTATIONS)
+    one_of("state_dtype", options["state_dtype"], DTYPES)
+    scheduled("factor_decay", options["decay"], fraction, "between 0 and 1, both excluded")
+    if options["damping"] is not None:
+        limits = "positive and finite, or None for raw statistics"
+        scheduled("damping", options["damping"], positive, limits)
+    scheduled("norm_limit", options["norm_limit"], lambda e: e > 1, "finite and greater than 1")
+    scheduled("blend", options["blend"], lambda w: 0 <= w < 1, "at least 0 and below 1")
+    counts = {"window": window, "rank": rank, **{k: options[k] for k in ("vectors", "max_dim")}}
+    for name, value in counts.items():
+        require(name, value, is_count(value, 1), "an integer of at least 1")
+    refuse_unused(options | counts)
+    if options["representation"] == "window" and options["vectors"] > window:
+        raise ValueError(
+            f"vectors={options['vectors']} don't fit into window={window}: a window must hold at "
+            "least one update"
+        )
+
+
+def refuse_unused(options: dict[str, Any]) -> None:
+    """Refuse a value that was set, but that the representation makes no use of."""
+    chosen = options["representation"]
+    for name, (owner, default) in OWN.items():
+        if chosen != owner and options[name] != default:
+            raise ValueError(
+                f"{name}={options[name]!r} has no effect with representation={chosen!r}: it "
+                f"belongs to representation={owner!r}"
+            )
+    if chosen != "dense" and options["damping"] is None:
+        raise ValueError(
+            f"damping=None is not possible with representation={chosen!r}, whose factors need a "
+            "damping relative to the trace: choose a positive number"
         )
