@@ -23,6 +23,18 @@ CASES = {
         mkor.MKOR,
         {"representation": "lowrank", "rank": 3, "state_dtype": torch.bfloat16},
     ),
+    "mkor sketch": (mkor.MKOR, {"statistic": "sketch", "vectors": 4}),
+    "mkor lowrank sketch": (
+        mkor.MKOR,
+        {"representation": "lowrank", "statistic": "sketch", "vectors": 3},
+    ),
+    "mkor window sketch bfloat16": (
+        mkor.MKOR,
+        {
+            **{"representation": "window", "window": 4, "statistic": "sketch", "vectors": 3},
+            "state_dtype": torch.bfloat16,
+        },
+    ),
     "kfac": (mkor.KFAC, {}),
     "kfac inverse": (mkor.KFAC, {"solver": "inverse"}),
     "kfac inverse plain": (mkor.KFAC, {"solver": "inverse", "damping_split": "plain"}),

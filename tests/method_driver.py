@@ -2,7 +2,7 @@
 
 import torch
 
-from mkor.methods.base import Exchange, LayerShape, Moment, Rows, Seen, Sums
+from mkor.methods.base import Exchange, LayerShape, Moment, Rows, Seen, Sketch, Sums
 
 __all__ = [
     "LayerShape",
@@ -69,6 +69,13 @@ def seen_of(method, shape, inputs, grads, weight=None):
         kept = of_inputs.compress(inputs, grads, 5) if of_inputs.compress else kept
         inputs, grads = kept.pop("inputs"), kept.pop("grads")
         return Seen(inputs, grads, count, norm, False, kept=kept, **own)
+    if isinstance(of_inputs, Sketch):
+        source = torch.Generator().manual_seed(rows)
+        signs = [
+            torch.randint(2, (of_inputs.vectors, rows), generator=source).to(inputs) * 2 - 1
+            for _ in range(2)
+        ]
+        return Seen(signs[0] @ inputs, signs[1] @ grads, count, norm, False, samples=count, **own)
     if isinstance(of_inputs, Moment):
         own |= {"samples": count, "input_sums": inputs.sum(dim=1)}
         inputs = inputs.mT @ inputs if of_inputs.matrix else inputs[:, :0, :0]

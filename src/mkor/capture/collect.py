@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from mkor.capture.discover import Layer
-from mkor.capture.folds import input_shape, output_shape
+from mkor.capture.folds import bias_tells, input_shape, output_shape
 from mkor.capture.observe import Leaves, RowLeaf
 from mkor.capture.views import View
-from mkor.methods.base import Kind, Moment, Rows, Seen, Sums, wide
+from mkor.methods.base import Kind, Moment, Rows, Seen, Sketch, wide
 
 
 def collected(
@@ -35,12 +35,12 @@ def collected(
 
 
 def folds_seen(layer: Layer, leaves: Leaves, kinds: tuple[Kind, Kind]) -> Seen | None:
-    """Sums and moments as they stand in the leaves' gradients."""
+    """Sums, moments and sketches as they stand in the leaves' gradients."""
     view = layer.view
     if leaves.inputs.grad is None:
         return None
     seen = inputs_seen(view, kinds[0], leaves.inputs.grad.detach())
-    bias = view.bias_gradient() if isinstance(kinds[1], Sums) else None
+    bias = view.bias_gradient() if bias_tells(view, kinds[1]) else None
     if bias is not None and layer.bias_shows_gradient:
         return replace(seen, grads=bias.detach().to(seen.inputs.dtype), grads_reduced=True)
     if leaves.outputs.grad is None:
@@ -57,6 +57,9 @@ def inputs_seen(view: View, kind: Kind, fold: Tensor) -> Seen:
         matrix, rows, samples = fold[:, :above, :above], fold[0, -2, -1:], fold[0, -1, -1:]
         sums = fold[:, -2, :side]
         return Seen(matrix, empty, rows, norm, False, samples=samples, input_sums=sums)
+    if isinstance(kind, Sketch):
+        rows, samples = fold[0, -1, -1:], fold[0, -1, -2:-1]
+        return Seen(fold[:, :-1, :side], empty, rows, norm, False, samples=samples)
     return Seen(fold[..., :side], empty, fold[0, :, -1], norm, False)
 
 
@@ -85,7 +88,7 @@ def nothing(layer: Layer, kinds: tuple[Kind, Kind], absolute: bool) -> Seen:
         seen = Seen(inputs, grads, weight.new_zeros(1, dtype=dtype), norm, False, kept=kept)
     else:
         seen = inputs_seen(view, kind, weight.new_zeros(input_shape(kind, view), dtype=dtype))
-        bias = view.bias_gradient() if isinstance(kinds[1], Sums) else None
+        bias = view.bias_gradient() if bias_tells(view, kinds[1]) else None
         if bias is not None and layer.bias_shows_gradient:
             seen = replace(seen, grads=bias.detach().to(dtype), grads_reduced=True)
         else:

@@ -7,6 +7,7 @@ a leaf (see `observe`). Counts travel in the same tensor: a separate one would c
 | ---- | ---------- | ----------- |
 | sums | [G, r, i + 1], the last column counts rows | [G, r, o] |
 | moment | [G, i + 2, i + 1], the moment of [a; 1], a row of the sample count | [G, o, o] |
+| sketch | [G, r + 1, i + 1], signed sums of [a; 1], a row that ends with both counts | [G, r, o] |
 
 Shapes: G stack, r blocks, n rows, i inputs without bias column, o outputs.
 """
@@ -18,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mkor.capture.attention import AttentionInputView
+from mkor.capture.sketch import sketch_inputs, sketch_outputs
 from mkor.capture.views import View
 from mkor.linalg import add_gram_
-from mkor.methods.base import Kind, Moment, Sums, wide
+from mkor.methods.base import Kind, Moment, Sketch, Sums, wide
 
 
 def sources(view: View, inputs: tuple[Tensor, ...], operand: Tensor | None) -> list[Tensor]:
@@ -37,6 +39,8 @@ def input_shape(kind: Kind, view: View) -> tuple[int, ...]:
     side = view.shape.inputs + (not view.has_bias_column)  # i + 1
     if isinstance(kind, Sums):
         return view.shape.stack, kind.blocks, side
+    if isinstance(kind, Sketch):
+        return view.shape.stack, kind.vectors + 1, side
     matrix = isinstance(kind, Moment) and kind.matrix
     return view.shape.stack, side + 1 if matrix else 2, side
 
@@ -44,12 +48,19 @@ def input_shape(kind: Kind, view: View) -> tuple[int, ...]:
 def output_shape(kind: Kind, view: View) -> tuple[int, ...]:
     """Shape of the output fold of a layer."""
     side = view.shape.outputs
+    if isinstance(kind, Sketch):
+        return view.shape.stack, kind.vectors, side
     rows = kind.blocks if isinstance(kind, Sums) else side
     return view.shape.stack, rows if not isinstance(kind, Moment) or kind.matrix else 0, side
 
 
-def fold_inputs(kind: Kind, view: View, tensors: list[Tensor]) -> Tensor:
-    """The input fold of one call, from the tensors that `sources` found."""
+def fold_inputs(kind: Kind, view: View, tensors: list[Tensor], start: Tensor) -> Tensor:
+    """The input fold of one call, from the tensors that `sources` found.
+
+    `start` numbers the rows of a sketch, which advances it.
+    """
+    if isinstance(kind, Sketch):
+        return sketch_inputs(view, tensors, kind.vectors, start)
     if isinstance(kind, Moment):
         parts = [input_moment(view, tensor, kind) for tensor in tensors]
         scales = [parts[0][:, -1, -1] / part[:, -1, -1].clamp_min(1) for part in parts[1:]]
@@ -62,8 +73,16 @@ def fold_inputs(kind: Kind, view: View, tensors: list[Tensor]) -> Tensor:
     return with_counts(*view.input_sums(tensors[0], kind.blocks))
 
 
-def fold_outputs(kind: Kind, view: View, grad: Tensor, inputs: torch.Size) -> Tensor:
-    """The output fold of one call, from its output gradient and the shape of its input."""
+def fold_outputs(
+    kind: Kind, view: View, grad: Tensor, inputs: torch.Size, start: Tensor | None = None
+) -> Tensor:
+    """The output fold of one call, from its output gradient and the shape of its input.
+
+    `start` is the number of a sketch's first row.
+    """
+    if isinstance(kind, Sketch):
+        assert start is not None
+        return sketch_outputs(view, grad, inputs, kind.vectors, start)
     if isinstance(kind, Sums):
         return view.output_sums(grad, inputs, kind.blocks)
     assert isinstance(kind, Moment)
@@ -104,8 +123,19 @@ def with_counts(sums: Tensor, counts: list[int]) -> Tensor:
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
 
+def bias_tells(view: View, kind: Kind) -> bool:
+    """Whether a bias gradient, where it shows the sum of output gradients, is all that is taken.
+
+    The input projection of an attention has nothing else to show: its sketch is one-sided.
+    """
+    return isinstance(kind, Sums) or (
+        isinstance(kind, Sketch) and isinstance(view, AttentionInputView)
+    )
+
+
 def observable(view: View, outputs: Kind) -> str | None:
     """Why a view can't show its output gradients in the way that is wanted, or None."""
-    if isinstance(view, AttentionInputView) and not isinstance(outputs, Sums):
+    summed = isinstance(outputs, (Sums, Sketch))
+    if isinstance(view, AttentionInputView) and not summed:
         return "its output gradient is inside the attention and can't be observed row by row"
     return None

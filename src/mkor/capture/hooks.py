@@ -24,7 +24,7 @@ from mkor.capture.attention import AttentionInputView, LastProduct, output_order
 from mkor.capture.collect import collected, nothing
 from mkor.capture.discover import Layer
 from mkor.capture.folds import fold_inputs, sources
-from mkor.capture.observe import Leaves, Observe, ObserveRows, RowLeaf, fresh
+from mkor.capture.observe import Leaves, Observe, ObserveRows, RowLeaf, fresh, renumber
 from mkor.capture.views import View
 from mkor.methods.base import Kind, Rows, Seen, Sums, wide
 
@@ -113,12 +113,13 @@ class Capture:
 
         Args:
             kinds: What to keep of each layer's inputs and output gradients.
-            seed: For methods that draw rows.
+            seed: For methods that draw rows or signs.
         """
         self.armed, self.seed = True, seed
         if kinds != self.kinds:
             self.kinds = kinds
             self.leaves = {n: self.make_leaves(layer.view) for n, layer in self.layers.items()}
+        renumber(self.leaves, kinds, seed)
         self.clear()
 
     def watch(self, layers: dict[str, Layer], kinds: dict[str, tuple[Kind, Kind]]) -> None:
@@ -162,7 +163,9 @@ class Capture:
     def make_leaves(self, view: View) -> Leaves | RowLeaf:
         """Leaves beside the layer's weight."""
         kinds = self.kinds[view.name]
-        return RowLeaf(view) if isinstance(kinds[0], Rows) else Leaves.beside(view, kinds)
+        return (
+            RowLeaf(view) if isinstance(kinds[0], Rows) else Leaves.beside(view, kinds, self.seed)
+        )
 
     def leaves_of(self, view: View) -> Leaves | RowLeaf:
         """The layer's leaves, made anew where the weight has moved or changed its dtype.
@@ -216,16 +219,17 @@ class Capture:
         folds: list[Tensor] = []
         for view in active:
             leaf = self.leaves_of(view)
+            assert isinstance(leaf, Leaves)
+            start = leaf.start.clone()
             if view in seen:
-                assert isinstance(leaf, Leaves)
                 leaves.append(leaf.inputs)
                 kind = self.kinds[view.name][0]
-                folds.append(fold_inputs(kind, view, seen[view]).to(leaf.inputs.dtype))
+                folds.append(fold_inputs(kind, view, seen[view], leaf.start).to(leaf.inputs.dtype))
         last, outputs = active[-1], self.output_leaf(active[-1])
         kind = self.kinds[last.name][1]
         with torch.enable_grad():
             observed: Tensor = Observe.apply(  # type: ignore[no-untyped-call]
-                output, fresh(module), last, shape, kind, outputs, *leaves, *folds
+                output, fresh(module), last, shape, kind, outputs, start, *leaves, *folds
             )
         return observed
 

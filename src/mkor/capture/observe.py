@@ -12,7 +12,7 @@ its gradient: in a pass for input gradients alone it gets none.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,21 +22,37 @@ from torch import Tensor, nn
 
 from mkor.capture.folds import fold_outputs, input_shape, output_shape
 from mkor.capture.views import View
-from mkor.methods.base import Compress, Kind, wide
+from mkor.methods.base import Compress, Kind, Sketch, wide
 
 
 @dataclass
 class Leaves:
-    """Zero tensors that require grad; their gradients are the folds of a layer (see `folds`)."""
+    """Zero tensors that require grad; their gradients are the folds of a layer (see `folds`).
+
+    Attributes:
+        inputs: The input side.
+        outputs: The output side.
+        start: Number of the next row, from which a sketch makes its signs; a scalar.
+    """
 
     inputs: Tensor
     outputs: Tensor
+    start: Tensor
 
     @classmethod
-    def beside(cls, view: View, kinds: tuple[Kind, Kind]) -> Leaves:
+    def beside(cls, view: View, kinds: tuple[Kind, Kind], seed: int) -> Leaves:
         """Leaves on the device of the view's weight."""
         shapes = (input_shape(kinds[0], view), output_shape(kinds[1], view))
-        return cls(*(leaf(view.weight, shape) for shape in shapes))
+        start = torch.zeros((), dtype=torch.int64, device=view.weight.device)
+        inputs, outputs = (leaf(view.weight, shape) for shape in shapes)
+        leaves = cls(inputs, outputs, start)
+        if isinstance(kinds[0], Sketch):
+            leaves.number(view.name, seed)
+        return leaves
+
+    def number(self, name: str, seed: int) -> None:
+        """Number the rows of a layer in a step anew."""
+        self.start.fill_(zlib.crc32(f"{name} {seed}".encode()))
 
     @property
     def mark(self) -> Tensor:
@@ -46,6 +62,15 @@ class Leaves:
     def clear(self) -> None:
         """Forget the statistics."""
         self.inputs.grad = self.outputs.grad = None
+
+
+def renumber(
+    leaves: Mapping[str, Leaves | RowLeaf], kinds: dict[str, tuple[Kind, Kind]], seed: int
+) -> None:
+    """Begin a step for the layers that are sketched."""
+    for name, own in leaves.items():
+        if isinstance(own, Leaves) and isinstance(kinds[name][0], Sketch):
+            own.number(name, seed)
 
 
 class RowLeaf:
@@ -111,6 +136,7 @@ class Observe(torch.autograd.Function):
         shape: torch.Size,
         kind: Kind,
         outputs: Tensor | None,
+        start: Tensor,
         *leaves_and_folds: Tensor,
     ) -> Tensor:
         """Keep the input folds for the backward pass.
@@ -123,22 +149,24 @@ class Observe(torch.autograd.Function):
             shape: Shape of the call's input.
             kind: What the output gradient is folded to.
             outputs: Leaf for that, None where `bias.grad` is used.
+            start: Number of the call's first row, for a sketch.
             leaves_and_folds: Leaves for the input folds, then the folds, one each a view.
         """
         ctx.view, ctx.shape = view, shape
         ctx.kind = None if outputs is None else kind
         ctx.views = len(leaves_and_folds) // 2
-        ctx.save_for_backward(*leaves_and_folds[ctx.views :])
+        ctx.save_for_backward(start, *leaves_and_folds[ctx.views :])
         return passed_on(ctx, output, own)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Pass the gradient on; give the folds to the leaves."""
         outputs = None
+        start, *folds = ctx.saved_tensors
         if ctx.kind is not None:
             with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
-                outputs = fold_outputs(ctx.kind, ctx.view, grad, ctx.shape)
-        return (grad, None, None, None, None, outputs, *ctx.saved_tensors, *[None] * ctx.views)
+                outputs = fold_outputs(ctx.kind, ctx.view, grad, ctx.shape, start)
+        return (grad, None, None, None, None, outputs, None, *folds, *[None] * ctx.views)
 
 
 class ObserveRows(torch.autograd.Function):

@@ -67,6 +67,20 @@ class Moment:
     matrix: bool = True
 
 
+@dataclass(frozen=True)
+class Sketch:
+    """Sums of rows with random signs, V = SX [G, r, d]: E[VᵀV]/r is the sum of outer products.
+
+    Every place of a sample is a row, as in `Moment` with "expand". Sums of several calls or workers
+    are sketches of all their rows, since no two share signs.
+
+    Attributes:
+        vectors: r.
+    """
+
+    vectors: int
+
+
 Compress = Callable[[Tensor, Tensor, int], dict[str, Tensor]]
 """Makes a few rows of one call's rows, see `Rows`."""
 
@@ -86,7 +100,7 @@ class Rows:
     compress: Compress | None = None
 
 
-Kind = Sums | Moment | Rows
+Kind = Sums | Moment | Rows | Sketch
 """What the capture reduces the rows of one side to."""
 
 
@@ -113,17 +127,17 @@ class Seen:
     samples it is 1/n of the sample's own gradient, and it carries the factor of a loss scale.
 
     Attributes:
-        inputs: The input side by the kind that was wanted: sums [G, r, i], the moment [G, i, i]
-            (or [G, 0, 0] without its matrix), or rows [G, m, i].
-        grads: The output side: sums [G, q, o] where q is r, or 1 where only the bias gradient is
-            visible; the moment [G, o, o]; or rows [G, m, o].
+        inputs: The input side by the kind that was wanted: sums or a sketch [G, r, i], the moment
+            [G, i, i] (or [G, 0, 0] without its matrix), or rows [G, m, i].
+        grads: The output side: sums or a sketch [G, q, o] where q is r, or 1 where only the bias
+            gradient is visible; the moment [G, o, o]; or rows [G, m, o].
         rows: Number of rows behind each of the r input sums, [r]; the number of rows, [1], for
             the other kinds.
         gradient: Frobenius norm of each matrix of the weight's gradient, [G] or a scalar.
         grads_reduced: Whether `grads` is already averaged over workers and unscaled, as a bias
             gradient is.
-        samples: Number of samples, [1]; with moments only. Differs from `rows` where a row is a
-            position of a convolution.
+        samples: Number of samples, [1]; with moments and sketches only. Differs from `rows` where
+            a row is a position of a convolution.
         input_sums: Sum of the input rows, [G, i]; with moments only.
         shown: A few sums of the weight gradient's entries as the backward pass made them, [G, o];
             None unless the method is `absolute`.

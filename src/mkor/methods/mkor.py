@@ -35,12 +35,19 @@ from mkor.methods.base import (
     LayerShape,
     Method,
     Seen,
+    Sketch,
     State,
     Sums,
     Update,
     wide,
 )
-from mkor.methods.statistics import informative, loss_scale
+from mkor.methods.statistics import (
+    gradient_messages,
+    informative,
+    loss_scale,
+    sketch_messages,
+    sketch_vectors,
+)
 
 Events = tuple[Tensor, ...]
 """What happened to each matrix of a stack, [G] each, in the order of `EVENTS`."""
@@ -59,6 +66,7 @@ class MKORMethod(Method):
     max_dim: int
     state_dtype: torch.dtype | None
     on_nonfinite: str
+    statistic: str = "mean"
     representation: str = "dense"
     count: int = 0
     name: str = "mkor"
@@ -67,6 +75,11 @@ class MKORMethod(Method):
     def dense(self) -> bool:
         """Whether factors are matrices."""
         return self.representation == "dense"
+
+    @property
+    def sketched(self) -> bool:
+        """Whether the statistic is of the whole covariance, not of the mean."""
+        return self.statistic == "sketch"
 
     def dtype(self, parameters: torch.dtype, key: str = "") -> torch.dtype:
         """Matrices and rows may be narrow; what is small is not."""
@@ -78,8 +91,9 @@ class MKORMethod(Method):
         return self.damping is None or not self.dense
 
     def wants(self, shape: LayerShape) -> tuple[Kind, Kind]:
-        """Sums of as many blocks of rows as an update has vectors."""
-        return Sums(self.vectors), Sums(self.vectors)
+        """As many sums of blocks of rows, or with random signs, as an update has vectors."""
+        kind = Sketch(self.vectors) if self.sketched else Sums(self.vectors)
+        return kind, kind
 
     def sides(self, shape: LayerShape) -> tuple[bool, bool]:
         """Which sides (outputs, inputs) are narrow enough for a dense factor; all are for rows."""
@@ -110,22 +124,16 @@ class MKORMethod(Method):
 
     def update(self, state: State, seen: Seen) -> Update:
         """Algorithm 1, lines 2-8: average the vectors over workers, fold them into the inverses."""
-        own = {} if seen.grads_reduced else {"grads": seen.grads}
-        if seen.shown is not None and not seen.grads_reduced:
-            own["shown"] = seen.shown
-        shared = yield Exchange(sum={"inputs": seen.inputs, "rows": seen.rows}, mean=own)
-        rows = shared["rows"]
-        grads = shared.get("grads", seen.grads)
-        if "shown" in shared and seen.true is not None:
-            grads = grads * loss_scale(shared["shown"], seen.true)
-        inputs = input_vectors(shared["inputs"], rows)  # [G, i, r]
-        outputs = gradient_vectors(grads, rows)  # [G, o, q]
-        present = rows.sum() > 0
+        sums, means = self._messages(seen)
+        shared = yield Exchange(sum=sums, mean=means)
+        inputs, outputs = self._vectors(seen, shared)  # [G, i, r], [G, o, q]
+        present = shared["rows"].sum() > 0
         if "inputs" in state:
             self._absorb(state, "inputs", inputs, present)
         if "outputs" in state:
-            told = informative(inputs, outputs, seen.gradient)  # [G]
-            self._absorb(state, "outputs", outputs, present & told)
+            if not self.sketched or seen.grads_reduced:
+                present = present & informative(inputs, outputs, seen.gradient)  # [G]
+            self._absorb(state, "outputs", outputs, present)
         return state
 
     def precondition(self, state: State, grad: Tensor) -> Tensor:
@@ -133,6 +141,24 @@ class MKORMethod(Method):
         if self.dense:
             return sandwich(state.get("outputs"), grad, state.get("inputs"))
         return thin.precondition(parts_of(state, "outputs"), parts_of(state, "inputs"), grad)
+
+    def _messages(self, seen: Seen) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What workers add, and what they average."""
+        if self.sketched:
+            return sketch_messages(seen)
+        return {"inputs": seen.inputs, "rows": seen.rows}, gradient_messages(seen)
+
+    def _vectors(self, seen: Seen, shared: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The vectors of both sides, of the loss that is stepped on."""
+        rows, grads = shared["rows"], shared.get("grads", seen.grads)
+        if "shown" in shared and seen.true is not None:
+            grads = grads * loss_scale(shared["shown"], seen.true)
+        if not self.sketched:
+            return input_vectors(shared["inputs"], rows), gradient_vectors(grads, rows)
+        inputs = sketch_vectors(shared["inputs"], rows)
+        if seen.grads_reduced:
+            return inputs, grads.mT
+        return inputs, sketch_vectors(grads, shared["samples"])
 
     def _factors(self, shape: LayerShape) -> dict[str, int]:
         keep_outputs, keep_inputs = self.sides(shape)

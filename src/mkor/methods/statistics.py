@@ -71,3 +71,27 @@ def informative(inputs: Tensor, outputs: Tensor, gradient: Tensor) -> Tensor:
     norms = [torch.linalg.vector_norm(v, dim=(-2, -1)) for v in (inputs, outputs)]  # [G] each
     told: Tensor = ~(norms[0] * norms[1] <= NOISE * gradient)  # true where not a number
     return told
+
+
+def sketch_messages(seen: Seen) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What workers must add, and what they must average, of a sketch of both sides.
+
+    A worker's rows are 1/n_p of its n_p samples' own gradients.
+    """
+    samples = seen.rows if seen.samples is None else seen.samples
+    sums = {"inputs": seen.inputs, "rows": seen.rows, "samples": samples}
+    if seen.grads_reduced:
+        return sums, {}
+    shown = {} if seen.shown is None else {"shown": seen.shown}
+    return sums | {"grads": seen.grads * samples}, shown
+
+
+def sketch_vectors(sums: Tensor, rows: Tensor) -> Tensor:
+    """Vectors V [G, d, r] with E[VVᵀ] the mean outer product of rows, from a sketch [G, r, d].
+
+    Args:
+        sums: Sums of all workers' rows with random signs.
+        rows: How many there were, [1].
+    """
+    scale = (rows * sums.shape[1]).clamp_min(1).rsqrt()
+    return (sums * scale.to(sums.dtype)).mT

@@ -43,6 +43,8 @@ class MKOR(Preconditioner):
         model: nn.Module,
         base: Optimizer,
         *,
+        statistic: str = "mean",
+        vectors: int = 1,
         representation: str = "dense",
         window: int = WINDOW,
         rank: int = RANK,
@@ -51,7 +53,6 @@ class MKOR(Preconditioner):
         warmup_steps: int = 10,
         factor_decay: Schedule = 0.9,
         damping: Schedule | None = 0.02,
-        vectors: int = 1,
         norm_limit: Schedule = 2.0,
         blend: Schedule = 0.95,
         rescale: str | None = "gradient",
@@ -69,6 +70,9 @@ class MKOR(Preconditioner):
         Args:
             model: The model; layers are observed by hooks.
             base: Any `torch.optim` optimizer over parameters of the model.
+            statistic: What an update sees of a layer's rows: "mean" their mean, "sketch" sums with
+                random signs, which stand for the whole covariance.
+            vectors: Vectors per update (r): means of as many blocks of the batch, or as many sums.
             representation: How a factor is kept: "dense" as a matrix, "window" as the last `window`
                 vectors, "lowrank" as the `rank` leading eigenvectors of their moving covariance.
             window: Vectors a side in a window (k); a side no wider keeps its whole covariance.
@@ -81,7 +85,6 @@ class MKOR(Preconditioner):
             damping: Weight of the identity relative to the trace of the statistics, which makes
                 the update independent of the loss's scale; None uses the vectors as they are, as
                 the paper does.
-            vectors: Mean vectors per update (r), from as many blocks of the batch.
             norm_limit: Largest entry of an inverse before it is blended with the identity (ε);
                 "reference" resets it instead. The reciprocal guards against vanishing.
             blend: Weight of the inverse in that blend (ζ).
@@ -114,6 +117,7 @@ class MKOR(Preconditioner):
             "max_dim": max_dim,
             "state_dtype": state_dtype,
             "on_nonfinite": on_nonfinite,
+            "statistic": statistic,
             "representation": representation,
         }
         check(options, window, rank)
@@ -135,6 +139,7 @@ class MKOR(Preconditioner):
 def check(options: dict[str, Any], window: int, rank: int) -> None:
     """Refuse options that are out of range, or that the representation makes no use of."""
     one_of("rule", options["rule"], RULES)
+    one_of("statistic", options["statistic"], ("mean", "sketch"))
     one_of("representation", options["representation"], REPRESENTATIONS)
     one_of("state_dtype", options["state_dtype"], DTYPES)
     scheduled("factor_decay", options["decay"], fraction, "between 0 and 1, both excluded")

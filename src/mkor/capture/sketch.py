@@ -1,0 +1,148 @@
+"""Sums of a call's rows with random signs, without a random state.
+
+The sign of a row in vector q is bit q of a hash of the row's number. A layer numbers its rows from
+a start of its own in every step of every worker: a resumed run draws the same signs, the model's
+random numbers are left alone, and no two calls share signs, which is what lets sums over calls be
+sketches of all rows. The number is a tensor that the forward pass advances, so that a compiled
+graph holds no constant of the step. The output side hashes with a salt: the errors of both sides
+are independent, and so the expectation of their Kronecker product is right as well.
+
+Where a weight meets P positions of a sample, the sign is the product of the sample's and the
+position's. Two such signs are as uncorrelated as independent ones, and the batch can be summed
+before its patches are formed: r images in place of n.
+
+Shapes: n rows or samples, P positions, G stack, r vectors, d side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mkor.capture.attention import AttentionInputView
+from mkor.capture.views import View
+from mkor.methods.base import wide
+
+PIECE = 2**16
+"""Rows whose signs are made at a time."""
+
+BITS = 31
+"""Signs that one hash gives."""
+
+MASK = 2**32 - 1
+OUTPUTS, POSITIONS = 0x2545F491, 0x5851F42D
+"""Salts of the sides' and the positions' signs."""
+
+
+def mix(numbers: Tensor) -> Tensor:
+    """A hash of 32-bit numbers held in int64; no product leaves the range of int64."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x21F0AAAD), (15, 0x31848BAB)):
+        numbers = ((numbers ^ (numbers >> shift)) * factor) & MASK
+    return numbers ^ (numbers >> 14)
+
+
+def signs(start: Tensor, first: int, count: int, vectors: int, salt: int) -> Tensor:
+    """Signs ±1 [r, n] in float32 of `count` rows from `start + first` on."""
+    place = torch.arange(first, first + count, device=start.device)
+    rows = mix((start + place) & MASK)  # [n]
+    parts: list[Tensor] = []
+    for group in range(0, vectors, BITS):
+        bits = torch.arange(min(BITS, vectors - group), device=start.device)[:, None]
+        hashed = mix(rows ^ ((salt + 0x1B873593 * group) & MASK))
+        parts.append((hashed >> bits) & 1)
+    return torch.cat(parts).to(torch.float32) * 2 - 1
+
+
+def signed_sum(rows: Tensor, start: Tensor, vectors: int, salt: int) -> tuple[Tensor, Tensor]:
+    """Sums of rows [G, n, d] with signs, [G, r, d], and of the signs, [r]; float32 or wider."""
+    dtype = wide(rows.dtype)
+    sums = rows.new_zeros(rows.shape[0], vectors, rows.shape[-1], dtype=dtype)
+    ones = rows.new_zeros(vectors, dtype=dtype)
+    first = 0
+    for part in rows.split(PIECE, dim=1):
+        own = signs(start, first, part.shape[1], vectors, salt).to(dtype)
+        sums, ones = sums + own @ part.to(dtype), ones + own.sum(dim=-1)
+        first += part.shape[1]
+    return sums, ones
+
+
+def sketch_inputs(view: View, tensors: list[Tensor], vectors: int, start: Tensor) -> Tensor:
+    """The fold of a call's inputs, [G, r + 1, i + 1], see `folds`; `start` is advanced."""
+    parts: list[Tensor] = []
+    counts: list[int] = []
+    for tensor in tensors:
+        sums, ones, count = sketched(view, tensor, tensor.shape, vectors, start, 0)
+        counts.append(count)
+        # As many rows as the first source has, so that each keeps its own mean.
+        scale = (counts[0] / max(count, 1)) ** 0.5
+        column = ones[:, None].expand(len(sums), -1, -1)
+        parts.append(torch.cat([sums, column], dim=-1) * scale)
+    out = F.pad(torch.cat(parts), (0, 0, 0, 1))
+    out[:, -1, -1].fill_(counts[0])
+    out[:, -1, -2].fill_(view.samples(tensors[0].shape, "expand"))
+    start.add_(max(counts))
+    return out
+
+
+def sketch_outputs(
+    view: View, grad: Tensor, inputs: torch.Size, vectors: int, start: Tensor
+) -> Tensor:
+    """The fold of a call's output gradients, [G, r, o]; `start` is what the inputs' was."""
+    return sketched(view, grad, inputs, vectors, start, OUTPUTS)[0]
+
+
+def sketched(
+    view: View, tensor: Tensor, inputs: torch.Size, vectors: int, start: Tensor, salt: int
+) -> tuple[Tensor, Tensor, int]:
+    """Signed sums of rows [G, r, d], of a constant 1 beside each [r], and their number.
+
+    Args:
+        view: The layer.
+        tensor: A call's input, or its output gradient.
+        inputs: Shape of the call's input.
+        vectors: r.
+        start: Number of the first row.
+        salt: 0 for an input, `OUTPUTS` for an output gradient.
+    """
+
+    def rows_of(part: Tensor, shape: torch.Size) -> Tensor:
+        if salt:
+            return view.output_rows(part, shape, "expand")
+        return view.input_rows(part, "expand")
+
+    if not view.spatial or isinstance(view, AttentionInputView):
+        rows = rows_of(tensor, inputs)  # [1, n, d]
+        return (*signed_sum(rows, start, vectors, salt), rows.shape[1])
+    return over_positions(view, tensor, inputs, rows_of, vectors, start, salt)
+
+
+def over_positions(
+    view: View,
+    tensor: Tensor,
+    inputs: torch.Size,
+    rows_of: Callable[[Tensor, torch.Size], Tensor],
+    vectors: int,
+    start: Tensor,
+    salt: int,
+) -> tuple[Tensor, Tensor, int]:
+    """The same where samples have positions: the signed sum of the batch, then of its patches."""
+    batch = view.batch(tensor, inputs)  # type: ignore[attr-defined]  # [n, C, *S]
+    sums, ones = signed_sum(batch.flatten(1)[None], start, vectors, salt)
+    images = sums.view(vectors, *batch.shape[1:])
+    parts: list[Tensor] = []
+    places = None
+    done = 0
+    for image in view.pieces(images, torch.Size((vectors, *inputs[1 - batch.dim() :]))):
+        own = image.shape[0]
+        shape = torch.Size((own, *inputs[1 - batch.dim() :]))
+        rows = rows_of(image, shape).unflatten(1, (own, -1))  # [G, m, P, d]
+        if places is None:
+            places = signs(start, 0, rows.shape[2], vectors, salt ^ POSITIONS).to(rows.dtype)
+        parts.append((places[done : done + own, None] @ rows)[:, :, 0])
+        done += own
+    assert places is not None
+    count = len(batch) * places.shape[1]
+    return torch.cat(parts, dim=1), ones * places.sum(dim=-1), count
