@@ -1,12 +1,15 @@
 """What the capture shows of each layer type, against rows by explicit loops."""
 
+import zlib
+
 import pytest
 import torch
 from torch import nn
 
 import layer_oracles as oracle
 from layer_oracles import Observed, backward
-from mkor.methods.base import Moment, Rows
+from mkor.capture.sketch import OUTPUTS, POSITIONS, signs
+from mkor.methods.base import Moment, Rows, Sketch
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -51,6 +54,7 @@ def check(module, inputs, explicit_rows, blocks, *, conv=False, bias_column=True
     torch.testing.assert_close(total, grads.sum(dim=(1, 2)), **CLOSE)
     check_moments(module, inputs, grad_output, rows, grads, conv, column)
     check_single_rows(module, inputs, grad_output, rows, grads, conv, column)
+    check_sketch(module, inputs, grad_output, rows, grads, conv, column)
 
 
 def observed_again(module, inputs, grad_output, kind):
@@ -92,6 +96,30 @@ def check_single_rows(module, inputs, grad_output, rows, grads, conv, column):
     torch.testing.assert_close(seen.inputs, with_ones(a, column), **CLOSE)
     torch.testing.assert_close(seen.grads, g, **CLOSE)
     assert seen.rows.tolist() == [a.shape[1]]
+
+
+def sign_table(samples, positions, conv, salt, start, vectors):
+    """The sign of every row, [r, n, P]: of a convolution, the sample's times the position's."""
+    if not conv:
+        return signs(start, 0, samples * positions, vectors, salt).view(-1, samples, positions)
+    of_places = signs(start, 0, positions, vectors, salt ^ POSITIONS)
+    return signs(start, 0, samples, vectors, salt)[:, :, None] * of_places[:, None]
+
+
+def check_sketch(module, inputs, grad_output, rows, grads, conv, column):
+    """Sums with signs, every position a row."""
+    seen = observed_again(module, inputs, grad_output, Sketch(5))
+    samples, positions = rows.shape[1:3]
+    start = torch.tensor(zlib.crc32(f"{Observed(module).view().name} 0".encode()))
+    of_inputs, of_grads = (
+        sign_table(samples, positions, conv, salt, start, 5).double() for salt in (0, OUTPUTS)
+    )
+    a = with_ones(rows, column)
+    torch.testing.assert_close(seen.inputs, torch.einsum("rnp,gnpi->gri", of_inputs, a), **CLOSE)
+    torch.testing.assert_close(seen.grads, torch.einsum("rnp,gnpi->gri", of_grads, grads), **CLOSE)
+    assert seen.rows.tolist() == [samples * positions]
+    assert seen.samples.tolist() == [samples if conv else samples * positions]
+    assert not seen.grads_reduced and not torch.equal(of_inputs, of_grads)
 
 
 # --- Linear --------------------------------------------------------------------------------------

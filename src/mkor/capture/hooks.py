@@ -215,8 +215,7 @@ class Capture:
         output: Tensor,
     ) -> Tensor:
         """Pass the output through the identity that fills the leaves of sums or moments."""
-        leaves: list[Tensor] = []
-        folds: list[Tensor] = []
+        leaves, folds = list[Tensor](), list[Tensor]()
         for view in active:
             leaf = self.leaves_of(view)
             assert isinstance(leaf, Leaves)
