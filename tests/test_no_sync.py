@@ -144,6 +144,31 @@ def test_options_read_no_value(rule, state_dtype, options):
             optimizer.step()
 
 
+@pytest.mark.parametrize("statistic", ["mean", "sketch"])
+@pytest.mark.parametrize("on_nonfinite", ["skip", "reset"])
+@pytest.mark.parametrize("state_dtype", [None, torch.bfloat16])
+def test_a_window_reads_no_value(state_dtype, on_nonfinite, statistic):
+    options = {"state_dtype": state_dtype, "on_nonfinite": on_nonfinite, "statistic": statistic}
+    # No wider than some sides: those keep their whole average, by an eigendecomposition.
+    model, optimizer = build(False, representation="window", window=2, vectors=2, **options)
+    for _ in range(3):
+        with no_sync():
+            backward(model)
+            optimizer.step()
+
+
+@pytest.mark.parametrize("representation", ["window", "lowrank"])
+def test_steps_between_updates_read_no_value(representation):
+    model, optimizer = build(False, representation=representation)
+    for step in range(4):
+        backward(model)
+        if step % 2:
+            with no_sync():
+                optimizer.step()
+        else:
+            optimizer.step()
+
+
 @pytest.mark.parametrize("vectors", [1, 3])
 def test_the_hooks_read_no_value(vectors):
     model, optimizer = build(False, vectors=vectors)

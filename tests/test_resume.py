@@ -34,6 +34,11 @@ OPTIONS = {
     "exact-3": {"rule": "exact", "vectors": 3},
     "paper-3-bf16": {"rule": "paper", "vectors": 3, "state_dtype": torch.bfloat16},
     "reference-3-fp16": {"rule": "reference", "vectors": 3, "state_dtype": torch.float16},
+    "window": {"representation": "window", "window": 9, "vectors": 2},
+    "lowrank-sketch-bf16": {
+        **{"representation": "lowrank", "statistic": "sketch", "vectors": 3, "rank": 5},
+        "state_dtype": torch.bfloat16,
+    },
     "raw": {"damping": None, "norm_limit": 1.5, "on_nonfinite": "reset"},
 }
 

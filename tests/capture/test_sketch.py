@@ -109,8 +109,24 @@ def step_of(seed=0, rng=0):
     return {f"{n}.{k}": t for n, layer in layers.items() for k, t in layer["state"].items()}
 
 
-def test_signs_depend_on_the_step_alone():
-    """Not on the global random state, which they leave as it is; and layers draw their own."""
+def test_numbers_differ_by_seed_and_input_but_not_by_rounding():
+    tensor = torch.randn(40, 7)
+    one = sketch.first_number(start(), tensor)
+    assert 0 <= int(one) < 2**32
+    assert torch.equal(one, sketch.first_number(start(), tensor * (1 + 1e-7)))
+    others = [tensor.flip(0), tensor.mT, -tensor, 1.1 * tensor, torch.randn(40, 7)]
+    numbers = [sketch.first_number(start(), other) for other in others]
+    assert len({int(s) for s in [one, sketch.first_number(start(3), tensor), *numbers]}) == 7
+
+
+@pytest.mark.parametrize("shape", [(5,), (0, 3), (10**5,), (3000, 2000), (300, 64, 32, 32)])
+def test_numbers_are_made_of_inputs_of_any_shape(shape):
+    tensor = torch.ones(()).expand(shape)
+    assert 0 <= int(sketch.first_number(start(), tensor)) < 2**32
+
+
+def test_signs_depend_on_the_step_and_the_numbers_alone():
+    """Not on the global random state, which they leave as it is."""
     one, other, later = step_of(), step_of(rng=5), step_of(seed=1)
     assert all(torch.equal(one[key], other[key]) for key in one)
     assert not torch.equal(one["0.inputs"], later["0.inputs"])

@@ -18,6 +18,10 @@ METHODS: dict[str, tuple[Callable[..., mkor.Preconditioner], dict[str, Any]]] = 
     "paper": (mkor.MKOR, {"rule": "paper"}),
     "reference": (mkor.MKOR, {"rule": "reference"}),
     "reference-3": (mkor.MKOR, {"rule": "reference", "vectors": 3}),
+    "lowrank-sketch": (
+        mkor.MKOR,
+        {"representation": "lowrank", "statistic": "sketch", "vectors": 4, "rank": 6},
+    ),
     "kfac-eigen": (mkor.KFAC, {"solver": "eigen"}),
     "kfac-inverse": (mkor.KFAC, {"solver": "inverse"}),
     "eva": (mkor.Eva, {}),

@@ -77,12 +77,13 @@ def test_a15_compiled_model_given_to_the_optimizer(fresh_dynamo):
 
 
 @traced
-def test_a16_capture_breaks_no_graph_and_recompiles_once(fresh_dynamo):
+@pytest.mark.parametrize("method", ["exact", "lowrank-sketch"])
+def test_a16_capture_breaks_no_graph_and_recompiles_once(method, fresh_dynamo):
     """One graph for steps that update and one for the others, micro-batches included."""
     model = nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(64, 2, bias=False)
     )
-    optimizer = build("exact", model, warmup_steps=2, factor_update_steps=3)
+    optimizer = build(method, model, warmup_steps=2, factor_update_steps=3)
     fast = torch.compile(model, backend="eager", fullgraph=True)
     for _ in range(9):
         for _ in range(5):

@@ -86,7 +86,7 @@ class ConvView(View):
         split = windows.reshape(batch, self.shape.stack, -1, *size[2:])  # [n, G, C, *S, *K]
         kernel = range(3 + len(places), split.dim())
         rows = split.permute(1, 0, *(d + 1 for d in places), 2, *kernel)
-        positions = math.prod(size[d] for d in places)
+        positions = math.prod([size[d] for d in places])
         return rows.reshape(self.shape.stack, batch * positions, -1)
 
     def batch(self, tensor: Tensor, inputs: torch.Size) -> Tensor:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mkor.capture.attention import AttentionInputView
-from mkor.capture.sketch import sketch_inputs, sketch_outputs
+from mkor.capture.sketch import first_number, sketch_inputs, sketch_outputs
 from mkor.capture.views import View
 from mkor.linalg import add_gram_
 from mkor.methods.base import Kind, Moment, Sketch, Sums, wide
@@ -54,11 +54,13 @@ def output_shape(kind: Kind, view: View) -> tuple[int, ...]:
     return view.shape.stack, rows if not isinstance(kind, Moment) or kind.matrix else 0, side
 
 
-def fold_inputs(kind: Kind, view: View, tensors: list[Tensor], start: Tensor) -> Tensor:
-    """The input fold of one call, from the tensors that `sources` found.
+def start_of(kind: Kind, seed: Tensor, tensors: list[Tensor]) -> Tensor:
+    """What the signs of a call are made of, if the kind has signs."""
+    return first_number(seed, tensors[0]) if isinstance(kind, Sketch) else seed
 
-    `start` numbers the rows of a sketch, which advances it.
-    """
+
+def fold_inputs(kind: Kind, view: View, tensors: list[Tensor], start: Tensor) -> Tensor:
+    """The input fold of one call, from the tensors that `sources` found; see `start_of`."""
     if isinstance(kind, Sketch):
         return sketch_inputs(view, tensors, kind.vectors, start)
     if isinstance(kind, Moment):
@@ -76,10 +78,7 @@ def fold_inputs(kind: Kind, view: View, tensors: list[Tensor], start: Tensor) ->
 def fold_outputs(
     kind: Kind, view: View, grad: Tensor, inputs: torch.Size, start: Tensor | None = None
 ) -> Tensor:
-    """The output fold of one call, from its output gradient and the shape of its input.
-
-    `start` is the number of a sketch's first row.
-    """
+    """The output fold of one call, from its output gradient and the shape of its input."""
     if isinstance(kind, Sketch):
         assert start is not None
         return sketch_outputs(view, grad, inputs, kind.vectors, start)

@@ -23,8 +23,8 @@ from torch.utils.hooks import RemovableHandle
 from mkor.capture.attention import AttentionInputView, LastProduct, output_order
 from mkor.capture.collect import collected, nothing
 from mkor.capture.discover import Layer
-from mkor.capture.folds import fold_inputs, sources
-from mkor.capture.observe import Leaves, Observe, ObserveRows, RowLeaf, fresh, renumber
+from mkor.capture.folds import fold_inputs, sources, start_of
+from mkor.capture.observe import Leaves, Observe, ObserveRows, RowLeaf, begin, fresh
 from mkor.capture.views import View
 from mkor.methods.base import Kind, Rows, Seen, Sums, wide
 
@@ -119,7 +119,7 @@ class Capture:
         if kinds != self.kinds:
             self.kinds = kinds
             self.leaves = {n: self.make_leaves(layer.view) for n, layer in self.layers.items()}
-        renumber(self.leaves, kinds, seed)
+        begin(self.leaves, kinds, seed)
         self.clear()
 
     def watch(self, layers: dict[str, Layer], kinds: dict[str, tuple[Kind, Kind]]) -> None:
@@ -139,8 +139,7 @@ class Capture:
         """Put the hook on a module."""
         attention = isinstance(module, nn.MultiheadAttention)
         if attention:
-            pre = module.register_forward_pre_hook(hook.before, with_kwargs=True)
-            self.handles.append(pre)
+            self.handles.append(module.register_forward_pre_hook(hook.before, with_kwargs=True))
         after = module.register_forward_hook(hook, with_kwargs=True, always_call=attention)
         self.handles.append(after)
 
@@ -215,15 +214,16 @@ class Capture:
         output: Tensor,
     ) -> Tensor:
         """Pass the output through the identity that fills the leaves of sums or moments."""
-        leaves, folds = list[Tensor](), list[Tensor]()
+        leaves: list[Tensor] = []
+        folds: list[Tensor] = []
         for view in active:
             leaf = self.leaves_of(view)
             assert isinstance(leaf, Leaves)
-            start = leaf.start.clone()
+            kind, start = self.kinds[view.name][0], leaf.seed
             if view in seen:
                 leaves.append(leaf.inputs)
-                kind = self.kinds[view.name][0]
-                folds.append(fold_inputs(kind, view, seen[view], leaf.start).to(leaf.inputs.dtype))
+                start = start_of(kind, leaf.seed, seen[view])
+                folds.append(fold_inputs(kind, view, seen[view], start).to(leaf.inputs.dtype))
         last, outputs = active[-1], self.output_leaf(active[-1])
         kind = self.kinds[last.name][1]
         with torch.enable_grad():

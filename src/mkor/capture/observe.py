@@ -32,27 +32,27 @@ class Leaves:
     Attributes:
         inputs: The input side.
         outputs: The output side.
-        start: Number of the next row, from which a sketch makes its signs; a scalar.
+        seed: What a sketch makes its signs from in this step, a scalar.
     """
 
     inputs: Tensor
     outputs: Tensor
-    start: Tensor
+    seed: Tensor
 
     @classmethod
     def beside(cls, view: View, kinds: tuple[Kind, Kind], seed: int) -> Leaves:
         """Leaves on the device of the view's weight."""
         shapes = (input_shape(kinds[0], view), output_shape(kinds[1], view))
-        start = torch.zeros((), dtype=torch.int64, device=view.weight.device)
+        number = torch.zeros((), dtype=torch.int64, device=view.weight.device)
         inputs, outputs = (leaf(view.weight, shape) for shape in shapes)
-        leaves = cls(inputs, outputs, start)
+        leaves = cls(inputs, outputs, number)
         if isinstance(kinds[0], Sketch):
-            leaves.number(view.name, seed)
+            leaves.begin(view.name, seed)
         return leaves
 
-    def number(self, name: str, seed: int) -> None:
-        """Number the rows of a layer in a step anew."""
-        self.start.fill_(zlib.crc32(f"{name} {seed}".encode()))
+    def begin(self, name: str, seed: int) -> None:
+        """Other signs for a layer in a step."""
+        self.seed.fill_(zlib.crc32(f"{name} {seed}".encode()))
 
     @property
     def mark(self) -> Tensor:
@@ -64,13 +64,13 @@ class Leaves:
         self.inputs.grad = self.outputs.grad = None
 
 
-def renumber(
+def begin(
     leaves: Mapping[str, Leaves | RowLeaf], kinds: dict[str, tuple[Kind, Kind]], seed: int
 ) -> None:
     """Begin a step for the layers that are sketched."""
     for name, own in leaves.items():
         if isinstance(own, Leaves) and isinstance(kinds[name][0], Sketch):
-            own.number(name, seed)
+            own.begin(name, seed)
 
 
 class RowLeaf:
@@ -149,7 +149,7 @@ class Observe(torch.autograd.Function):
             shape: Shape of the call's input.
             kind: What the output gradient is folded to.
             outputs: Leaf for that, None where `bias.grad` is used.
-            start: Number of the call's first row, for a sketch.
+            start: For the signs of a sketch.
             leaves_and_folds: Leaves for the input folds, then the folds, one each a view.
         """
         ctx.view, ctx.shape = view, shape

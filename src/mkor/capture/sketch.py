@@ -1,11 +1,14 @@
 """Sums of a call's rows with random signs, without a random state.
 
-The sign of a row in vector q is bit q of a hash of the row's number. A layer numbers its rows from
-a start of its own in every step of every worker: a resumed run draws the same signs, the model's
-random numbers are left alone, and no two calls share signs, which is what lets sums over calls be
-sketches of all rows. The number is a tensor that the forward pass advances, so that a compiled
-graph holds no constant of the step. The output side hashes with a salt: the errors of both sides
-are independent, and so the expectation of their Kronecker product is right as well.
+The sign of a row in vector q is bit q of a hash of the row's number. A call numbers its rows from a
+start that is a hash itself: of the step, the worker and the layer, and of a few entries of its
+input. So a resumed run draws the same signs, the model's random numbers are left alone, and calls
+on other inputs have other signs, which is what lets sums over calls be sketches of all rows. A
+count of calls would do that as well, but forward passes that are discarded or repeated would move
+it; as it is, they leave no trace. The entries enter coarsely, so that rounding rarely matters. The
+hash of the step is a tensor, and a compiled graph holds no constant of it. The output side hashes
+with a salt: the errors of both sides are independent, and so the expectation of their Kronecker
+product is right as well.
 
 Where a weight meets P positions of a sample, the sign is the product of the sample's and the
 position's. Two such signs are as uncorrelated as independent ones, and the batch can be summed
@@ -32,6 +35,12 @@ PIECE = 2**16
 BITS = 31
 """Signs that one hash gives."""
 
+PROBES = (64, 64, 8, 4)
+"""Most places along each leading dimension that a start is made of, by the number of dimensions."""
+
+COARSE = 16
+"""Bits of an entry that are left out."""
+
 MASK = 2**32 - 1
 OUTPUTS, POSITIONS = 0x2545F491, 0x5851F42D
 """Salts of the sides' and the positions' signs."""
@@ -56,6 +65,22 @@ def signs(start: Tensor, first: int, count: int, vectors: int, salt: int) -> Ten
     return torch.cat(parts).to(torch.float32) * 2 - 1
 
 
+def first_number(seed: Tensor, tensor: Tensor) -> Tensor:
+    """The number of a call's first row, by the seed and a few entries of its input."""
+    leading = tensor.shape[:-1]
+    most = PROBES[min(len(leading), len(PROBES) - 1)]
+    # Of half of the entries: the sum over all may be zero but for rounding.
+    probed = tensor[..., ::2]
+    for dim, size in enumerate(leading):
+        index = torch.arange(0, size, -(-max(size, 1) // most), device=tensor.device)
+        probed = probed.index_select(dim, index)
+    entries = probed.sum(dim=-1, dtype=torch.float32)
+    bits = entries.reshape(-1).view(torch.int32).to(torch.int64) >> COARSE
+    place = torch.arange(bits.shape[0], device=tensor.device)
+    hashed = mix((bits & MASK) ^ mix(place)).sum()  # of integers: in whatever order
+    return mix((hashed & MASK) ^ seed)
+
+
 def signed_sum(rows: Tensor, start: Tensor, vectors: int, salt: int) -> tuple[Tensor, Tensor]:
     """Sums of rows [G, n, d] with signs, [G, r, d], and of the signs, [r]; float32 or wider."""
     dtype = wide(rows.dtype)
@@ -70,7 +95,7 @@ def signed_sum(rows: Tensor, start: Tensor, vectors: int, salt: int) -> tuple[Te
 
 
 def sketch_inputs(view: View, tensors: list[Tensor], vectors: int, start: Tensor) -> Tensor:
-    """The fold of a call's inputs, [G, r + 1, i + 1], see `folds`; `start` is advanced."""
+    """The fold of a call's inputs, [G, r + 1, i + 1], see `folds`."""
     parts: list[Tensor] = []
     counts: list[int] = []
     for tensor in tensors:
@@ -83,14 +108,13 @@ def sketch_inputs(view: View, tensors: list[Tensor], vectors: int, start: Tensor
     out = F.pad(torch.cat(parts), (0, 0, 0, 1))
     out[:, -1, -1].fill_(counts[0])
     out[:, -1, -2].fill_(view.samples(tensors[0].shape, "expand"))
-    start.add_(max(counts))
     return out
 
 
 def sketch_outputs(
     view: View, grad: Tensor, inputs: torch.Size, vectors: int, start: Tensor
 ) -> Tensor:
-    """The fold of a call's output gradients, [G, r, o]; `start` is what the inputs' was."""
+    """The fold of a call's output gradients, [G, r, o]."""
     return sketched(view, grad, inputs, vectors, start, OUTPUTS)[0]
 
 
