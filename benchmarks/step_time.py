@@ -72,6 +72,7 @@ def on_sgd(cls: Any, **options: Any) -> Build:
 def rows() -> dict[str, tuple[Build, dict[int, float]]]:
     """A builder of every optimizer, and the share of each kind of step by a step of that kind."""
     half = {"state_dtype": torch.bfloat16}
+    thin = {"representation": "lowrank", "statistic": "sketch", "vectors": 16, "rank": 20}
     every, tenth = {10: 1.0}, {1: 0.9, 10: 0.1}
     hundredth = {1: 0.9, 10: 0.09, 100: 0.01}
     rare, often = {"factor_update_steps": 10}, {"factor_update_steps": 1}
@@ -85,6 +86,8 @@ def rows() -> dict[str, tuple[Build, dict[int, float]]]:
         "MKOR bf16 every 1": (on_sgd(mkor.MKOR, **often, **half), every),
         "MKOR bf16 every 10": (on_sgd(mkor.MKOR, **rare, **half), tenth),
         "MKOR without products every 1": (on_sgd(mkor.MKOR, **often, products=False), every),
+        "MKOR low rank every 1": (on_sgd(mkor.MKOR, **often, **thin), every),
+        "MKOR low rank every 10": (on_sgd(mkor.MKOR, **rare, **thin), tenth),
         "Eva every 1": (on_sgd(mkor.Eva, **often), every),
         "HyLo-KIS every 10": (on_sgd(mkor.HyLo, sampling="kis", **rare), tenth),
         "HyLo-KID every 10": (on_sgd(mkor.HyLo, sampling="kid", **rare), tenth),
