@@ -32,6 +32,9 @@ from mkor.methods.base import wide
 PIECE = 2**16
 """Rows whose signs are made at a time."""
 
+ENTRIES = 2**23
+"""Entries of narrow rows that are made wide at a time."""
+
 BITS = 31
 """Signs that one hash gives."""
 
@@ -86,8 +89,10 @@ def signed_sum(rows: Tensor, start: Tensor, vectors: int, salt: int) -> tuple[Te
     dtype = wide(rows.dtype)
     sums = rows.new_zeros(rows.shape[0], vectors, rows.shape[-1], dtype=dtype)
     ones = rows.new_zeros(vectors, dtype=dtype)
-    first = 0
-    for part in rows.split(PIECE, dim=1):
+    first, most = 0, PIECE
+    if rows.dtype != dtype:
+        most = min(PIECE, max(1, ENTRIES // max(rows.shape[-1], 1)))
+    for part in rows.split(most, dim=1):
         own = signs(start, first, part.shape[1], vectors, salt).to(dtype)
         sums, ones = sums + own @ part.to(dtype), ones + own.sum(dim=-1)
         first += part.shape[1]
