@@ -25,7 +25,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mkor.capture.attention import AttentionInputView
 from mkor.capture.views import View
 from mkor.methods.base import wide
 
@@ -142,7 +141,7 @@ def sketched(
             return view.output_rows(part, shape, "expand")
         return view.input_rows(part, "expand")
 
-    if not view.spatial or isinstance(view, AttentionInputView):
+    if not view.spatial:
         rows = rows_of(tensor, inputs)  # [1, n, d]
         return (*signed_sum(rows, start, vectors, salt), rows.shape[1])
     return over_positions(view, tensor, inputs, rows_of, vectors, start, salt)
