@@ -1,0 +1,67 @@
+"""Means over windows: what counts, and what is refused."""
+
+import copy
+
+import pytest
+import torch
+
+from mkor.meter import Meter
+from test_no_sync import no_sync
+
+
+def mean(*values):
+    meter = Meter("the loss")
+    for value in values:
+        meter.add(value)
+    return meter.take([])
+
+
+def test_values_may_be_numbers_and_tensors():
+    assert mean(1, 2.0, torch.tensor(3.0), torch.tensor([6.0], dtype=torch.float64)) == 3.0
+    assert mean(torch.tensor(2), torch.tensor(True)) == 1.5
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_not_finite_are_left_out(bad):
+    assert mean(1.0, bad, torch.tensor(bad), torch.tensor(3.0)) == 2.0
+    assert mean(bad, torch.tensor(bad)) is None
+    assert mean() is None
+
+
+def test_half_precision_is_added_up_in_float32():
+    assert mean(*[torch.tensor(60000.0, dtype=torch.float16)] * 4) == 60000.0
+
+
+def test_taking_starts_anew():
+    meter = Meter("the loss")
+    meter.add(5.0)
+    assert (meter.take([]), meter.calls) == (5.0, 0)
+    meter.add(1.0)
+    assert meter.take([]) == 1.0
+
+
+def test_adding_waits_for_nothing_and_keeps_no_graph():
+    meter = Meter("the loss")
+    loss = torch.ones((), requires_grad=True) * 2
+    with no_sync():
+        meter.add(loss)
+        meter.add(loss)
+    assert not meter.total.requires_grad and meter.take([]) == 2.0
+
+
+def test_a_meter_goes_on_from_its_state():
+    meter, other = Meter("the loss"), Meter("the loss")
+    for value in (torch.tensor(0.1), float("nan"), torch.tensor(0.3)):
+        meter.add(value)
+    other.load_state_dict(copy.deepcopy(meter.state_dict()))
+    for one in (meter, other):
+        one.add(torch.tensor(0.7))
+    assert other.calls == meter.calls == 4
+    assert other.take([]) == meter.take([])
+
+
+def test_what_is_no_number_is_refused():
+    with pytest.raises(ValueError, match=r"the loss has shape \(2,\): pass a single number"):
+        mean(torch.ones(2))
+    with pytest.raises(TypeError, match="the loss must be a number or a tensor of one, got str"):
+        mean("low")
