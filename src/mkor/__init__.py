@@ -6,6 +6,7 @@ loss.backward(); optimizer.step(); optimizer.zero_grad()
 """
 
 from mkor.baselines.lamb import LAMB
+from mkor.lr_scheduler import KneePointLR
 from mkor.optimizer import Preconditioner
 from mkor.optimizers.eva import Eva
 from mkor.optimizers.hylo import HyLo
@@ -24,6 +25,7 @@ __all__ = [
     "SNGD",
     "Eva",
     "HyLo",
+    "KneePointLR",
     "LayerInfo",
     "Preconditioner",
     "__version__",

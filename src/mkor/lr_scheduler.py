@@ -1,0 +1,251 @@
+"""The paper's knee-point learning rate scheduler (section 8.13).
+
+A knee is where training has become slow for its learning rate: the smoothed rate of improvement is
+below β times the mean rate of improvement since that learning rate was set.
+
+    scheduler = mkor.KneePointLR(optimizer, beta=0.1, factor=0.5)
+    for epoch in range(epochs):
+        train(...)
+        scheduler.step(validation_loss)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, SupportsFloat
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from mkor.checks import fraction, is_count, is_number, one_of, require
+from mkor.meter import Meter
+
+Rate = float | Tensor
+"""A learning rate, as torch's groups hold them."""
+
+NOT_SAVED = ("optimizer", "beside", "meter")
+"""Attributes that are no part of the state."""
+
+
+class KneePointLR(LRScheduler):
+    """Multiplies the learning rates by a factor whenever the metric has passed a knee.
+
+    With means m of the metric over windows, k of them since the rate was set, and signs for a
+    metric that falls: rₖ = decay·rₖ₋₁ + (1−decay)·(mₖ₋₁ − mₖ), started without bias, and a knee is
+    where rₖ < β·(m₀ − mₖ)/k, or where nothing improved since the rate was set (m₀ ≤ mₖ).
+
+    Source: Mozaffari et al., NeurIPS 2023, section 8.13, which compares the smoothed rate with the
+    improvement itself; it is divided by the number of windows here, so that both are rates.
+
+    Example:
+        >>> scheduler = mkor.KneePointLR(optimizer)
+        >>> scheduler.step(validation_loss)  # once an epoch
+        >>> per_batch = mkor.KneePointLR(optimizer, window=100, dwell=1000)
+        >>> per_batch.step(loss)  # after each optimizer.step(); waits for the device in every 100th
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        beta: float = 0.1,
+        factor: float = 0.5,
+        decay: float = 0.9,
+        dwell: int = 10,
+        floor: float | Sequence[float] = 0.0,
+        mode: str = "min",
+        window: int = 1,
+        warmup: int = 0,
+        beside: LRScheduler | None = None,
+    ) -> None:
+        """Take the rates of `optimizer` as they are; nothing changes until the first knee.
+
+        Args:
+            optimizer: Any `torch.optim` optimizer, `mkor`'s among them.
+            beta: Part of the mean rate of improvement below which the smoothed one is a knee (β).
+            factor: What the learning rates are multiplied by at a knee.
+            decay: Weight of the old value in the smoothed rate of improvement.
+            dwell: Least number of calls of `step` at a learning rate.
+            floor: Least learning rate, or one for each group; a rate below it stays.
+            mode: "min" for a metric that is to fall, such as a loss, "max" for one that is to rise.
+            window: Calls of `step` whose metrics are averaged before they are looked at. A tensor
+                is waited for once a window.
+            warmup: Calls of `step` at the start whose metrics are left out.
+            beside: A scheduler of the same optimizer that computes rates from its own base rates,
+                as `LambdaLR` does, or that holds such ones; its base rates are lowered as well.
+
+        Raises:
+            TypeError: `optimizer` or `beside` is of the wrong type.
+            ValueError: An option is out of range, or `beside` is of another optimizer.
+        """
+        check_kind("optimizer", optimizer, Optimizer, "torch.optim.Optimizer")
+        require("beta", beta, is_number(beta) and fraction(beta), "between 0 and 1, both excluded")
+        lowers = is_number(factor) and fraction(factor)
+        require("factor", factor, lowers, "between 0 and 1, both excluded")
+        require("decay", decay, is_number(decay) and 0 <= decay < 1, "at least 0 and below 1")
+        require("dwell", dwell, is_count(dwell, 1), "an integer of at least 1")
+        require("window", window, is_count(window, 1), "an integer of at least 1")
+        require("warmup", warmup, is_count(warmup, 0), "an integer of at least 0")
+        one_of("mode", mode, ("min", "max"))
+        self.optimizer = optimizer
+        self.beta, self.factor, self.decay, self.dwell = beta, factor, decay, dwell
+        self.mode, self.window, self.warmup = mode, window, warmup
+        self.floor = floor
+        floors(floor, len(optimizer.param_groups))
+        self.beside = check_beside(beside, optimizer)
+        self.meter = Meter("the metric")
+        self.knees = 0
+        self.last_epoch = 0
+        self.base_lrs = copies(optimizer)
+        self._last_lr = copies(optimizer)
+        self._begin(None)
+
+    def _begin(self, metric: float | None) -> None:
+        """A learning rate was set when the metric was this."""
+        self.first = self.last = metric
+        self.windows = 0
+        self.smoothed = 0.0
+
+    def step(self, metrics: SupportsFloat | None = None) -> None:
+        """Look at a metric and lower the learning rates if it has passed a knee.
+
+        Metrics that aren't finite are left out. Over many workers it is the mean of theirs that
+        counts, so that each of them must call this alike; they exchange it once a window.
+
+        Args:
+            metrics: The metric, a number or a tensor of one element.
+
+        Raises:
+            TypeError: There is no metric.
+            ValueError: The metric is a tensor of several elements.
+        """
+        if metrics is None:
+            raise TypeError(
+                "KneePointLR.step needs the metric: call step(loss) by itself after the other "
+                "schedulers' steps; SequentialLR and ChainedScheduler pass none"
+            )
+        self.last_epoch += 1
+        if self.last_epoch > self.warmup:
+            self.meter.add(metrics)
+            if self.meter.calls >= self.window:
+                mean = self.meter.take(self.optimizer.param_groups)
+                if mean is not None and self._knee(mean):
+                    self.knees += 1
+                    self._lower()
+                    self._begin(mean)
+        self._last_lr = copies(self.optimizer)
+
+    def _knee(self, metric: float) -> bool:
+        """Whether the metric's next mean is a knee."""
+        if self.first is None or self.last is None:
+            self._begin(metric)
+            return False
+        sign = 1 if self.mode == "min" else -1
+        gain, total = sign * (self.last - metric), sign * (self.first - metric)
+        self.last = metric
+        self.windows += 1
+        self.smoothed = self.decay * self.smoothed + (1 - self.decay) * gain
+        rate = self.smoothed / (1 - self.decay**self.windows)
+        slow = total <= 0 or rate < self.beta * total / self.windows
+        return slow and self.windows * self.window >= self.dwell
+
+    @torch.no_grad()
+    def _lower(self) -> None:
+        """Lower the rates of all groups, and the base rates that `beside` computes with."""
+        groups = self.optimizer.param_groups
+        least = floors(self.floor, len(groups))
+        # All first: groups may share one tensor.
+        rates = [lowered(g["lr"], self.factor, low) for g, low in zip(groups, least, strict=True)]
+        for group, rate in zip(groups, rates, strict=True):
+            if isinstance(rate, Tensor):
+                group["lr"].copy_(rate)
+            else:
+                group["lr"] = rate
+        for scheduler in with_base_rates(self.beside):
+            bases = zip(scheduler.base_lrs, least, strict=True)
+            scheduler.base_lrs = [lowered(base, self.factor, low) for base, low in bases]
+
+    def get_lr(self) -> list[Rate]:
+        """The present learning rates of the groups, copied."""
+        return copies(self.optimizer)
+
+    def get_last_lr(self) -> list[Rate]:
+        """The learning rates of the groups after the last call of `step`, copied."""
+        return self._last_lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the optimizer and `beside`, which have state dicts of their own."""
+        own = {key: value for key, value in vars(self).items() if key not in NOT_SAVED}
+        return {**own, "meter": self.meter.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned, options included, as torch's schedulers do.
+
+        Raises:
+            ValueError: It is of another kind of scheduler.
+        """
+        missing = self.state_dict().keys() - state_dict.keys()
+        if missing:
+            raise ValueError(
+                f"state_dict must be what KneePointLR.state_dict() returned; it lacks "
+                f"{', '.join(sorted(missing))}"
+            )
+        state = dict(state_dict)
+        self.meter.load_state_dict(state.pop("meter"))
+        vars(self).update(state)
+
+
+def check_kind(name: str, value: object, kind: type, title: str) -> None:
+    """Raise TypeError unless the value is of the kind."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {title}, got {type(value).__name__}")
+
+
+def check_beside(beside: LRScheduler | None, optimizer: Optimizer) -> LRScheduler | None:
+    """The scheduler beside, which must be of the same optimizer."""
+    if beside is None:
+        return None
+    check_kind("beside", beside, LRScheduler, "torch.optim.lr_scheduler.LRScheduler")
+    if beside.optimizer.param_groups is not optimizer.param_groups:
+        raise ValueError(
+            f"beside is a {type(beside).__name__} of another optimizer; build both schedulers on "
+            "the same one"
+        )
+    return beside
+
+
+def with_base_rates(scheduler: LRScheduler | None) -> list[LRScheduler]:
+    """A scheduler, or those that it holds."""
+    held = getattr(scheduler, "_schedulers", None)
+    if held is not None:
+        return [inner for one in held for inner in with_base_rates(one)]
+    return [] if scheduler is None else [scheduler]
+
+
+def floors(floor: float | Sequence[float], groups: int) -> list[float]:
+    """The least rate of each group."""
+    each = [floor] * groups if isinstance(floor, (int, float)) else list(floor)
+    for value in each:
+        least = is_number(value) and value >= 0
+        require("floor", value, least, "at least 0 and finite, or a list of such")
+    if len(each) != groups:
+        raise ValueError(
+            f"floor={floor!r} has {len(each)} values for {groups} parameter groups: pass a single "
+            "number or one for each group"
+        )
+    return each
+
+
+def lowered(rate: Rate, factor: float, floor: float) -> Rate:
+    """The rate times the factor, but not below the floor; a rate below it stays."""
+    if isinstance(rate, Tensor):
+        return torch.minimum(rate, (rate * factor).clamp_min(floor))
+    return min(rate, max(rate * factor, floor))
+
+
+def copies(optimizer: Optimizer) -> list[Rate]:
+    """The rates of the groups; tensors are copied."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
