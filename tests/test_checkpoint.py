@@ -26,7 +26,7 @@ def trained(model=None, steps=3, **options):
 
 
 def packed_of(optimizer):
-    return checkpoint.pack(optimizer._engine, optimizer.base)
+    return checkpoint.pack(optimizer._engine, optimizer.base, None)
 
 
 def base_part(other, base, saved, own):

@@ -6,6 +6,7 @@ loss.backward(); optimizer.step(); optimizer.zero_grad()
 """
 
 from mkor.baselines.lamb import LAMB
+from mkor.hybrid import HybridSwitch
 from mkor.lr_scheduler import KneePointLR
 from mkor.optimizer import Preconditioner
 from mkor.optimizers.eva import Eva
@@ -25,6 +26,7 @@ __all__ = [
     "SNGD",
     "Eva",
     "HyLo",
+    "HybridSwitch",
     "KneePointLR",
     "LayerInfo",
     "Preconditioner",

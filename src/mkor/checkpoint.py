@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from mkor.capture.discover import clean_name
 from mkor.engine import Engine, Record
+from mkor.handover import Handover
 
 KEY = "preconditioner"
 """Where the factors stand in a state dict."""
@@ -50,7 +51,7 @@ def resized(model: nn.Module, packed: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def pack(engine: Engine, base: Optimizer) -> dict[str, Any]:
+def pack(engine: Engine, base: Optimizer, handover: Handover | None) -> dict[str, Any]:
     """The factors and counters of every layer, and what identifies the model."""
     names = parameter_names(engine.model, base.param_groups)
     layers: dict[str, Any] = {}
@@ -68,6 +69,8 @@ def pack(engine: Engine, base: Optimizer) -> dict[str, Any]:
         "base": type(base).__name__,
         "step": engine.index,
         "heard": [*engine.sizes, float(engine.heard)],
+        "resting": engine.resting,
+        "hybrid": handover.state_dict() if handover is not None else None,
         "layers": layers,
         "parameters": names,
         "shapes": {name: shapes[name] for group in names for name in group if name in shapes},
@@ -111,7 +114,13 @@ def group_differences(saved: list[list[str]], own: list[list[str]]) -> list[str]
     return out or ["its parameters are grouped or ordered differently"]
 
 
-def load(engine: Engine, base: Optimizer, loaded: dict[str, Any], strict: bool) -> None:
+def load(
+    engine: Engine,
+    base: Optimizer,
+    loaded: dict[str, Any],
+    strict: bool,
+    handover: Handover | None,
+) -> None:
     """Load a checkpoint, whose tensors become the optimizer's.
 
     Raises:
@@ -126,6 +135,8 @@ def load(engine: Engine, base: Optimizer, loaded: dict[str, Any], strict: bool) 
     names = parameter_names(engine.model, base.param_groups)
     packed = packed or without_factors(names)
     different = differences(engine, base, names, packed)
+    if packed.get("resting") is not None and handover is None:
+        different.append("it was saved after its hybrid switch had handed over, this has no hybrid")
     if different and strict:
         raise ValueError(
             "this checkpoint is of another model or optimizer: "
@@ -134,7 +145,22 @@ def load(engine: Engine, base: Optimizer, loaded: dict[str, Any], strict: bool) 
         )
     resizes = resized(engine.model, packed)
     base.load_state_dict(base_part(base, loaded, packed, names, resizes))
+    if handover is not None:
+        unpack_phase(engine, base, handover, packed)
     unpack(engine, packed)
+
+
+def unpack_phase(
+    engine: Engine, base: Optimizer, handover: Handover, packed: dict[str, Any]
+) -> None:
+    """Load the hybrid switch, and rest or not as the checkpoint's engine did."""
+    known = packed if packed["method"] == engine.method.name else {}
+    handover.load_state_dict(known.get("hybrid"))
+    resting = known.get("resting")
+    if (resting is None) != (engine.resting is None):
+        optimized = {id(p) for group in base.param_groups for p in group["params"]}
+        engine.rest(resting is not None, optimized)
+    engine.resting = resting
 
 
 def unpack(engine: Engine, packed: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ RESCALE: dict[str | None, Callable[[Tensor, Tensor], Tensor]] = {
 """How a preconditioned gradient is scaled, by the name of the option `rescale`."""
 
 
-BOOKS = ("index", "records", "heard", "sizes")
+BOOKS = ("index", "records", "heard", "sizes", "resting")
 """What a copy of an engine takes over."""
 
 
@@ -83,6 +83,7 @@ class Engine:
         self.records: dict[str, Record] = {}
         self.warned: set[str] = set()
         self.index = 0
+        self.resting: int | None = None  # the number of steps after which it began to rest
         self.heard: Tensor | float = 0.0  # Σ‖∇‖² of the period that runs
         self.sizes: tuple[float, ...] = ()  # of the last two periods
 
@@ -90,17 +91,32 @@ class Engine:
         """Find the layers whose weights are optimized and (re)install the hooks."""
         known = {name: layer.view.shape for name, layer in self.layers.items()}
         self.layers, self.left = find_layers(self.model, optimized, self.skip, self.accept)
-        self.records = {
-            name: self.records[name] if known.get(name) == layer.view.shape else Record()
-            for name, layer in self.layers.items()
-        }
-        self.capture.watch(self.layers, self.kinds(self.method.at(self.index).wants))
+        kept = {n for n, layer in self.layers.items() if known.get(n) == layer.view.shape}
+        self.records = {n: self.records[n] if n in kept else Record() for n in self.layers}
+        if self.resting is None:
+            self.capture.watch(self.layers, self.kinds(self.method.at(self.index).wants))
+        self.listen()
+
+    def rest(self, rest: bool, optimized: set[int]) -> None:
+        """Free the factors and remove the hooks, or install hooks for new factors."""
+        self.resting = self.index if rest else None
+        self.layers, self.records, self.heard, self.sizes = {}, {}, 0.0, ()
+        self.capture.watch({}, {})
+        self.discover(optimized)
+
+    def reopen(self, books: dict[str, Any]) -> None:
+        """Go on with the books of the engine that this one is a copy of."""
+        vars(self).update(books)
+        if self.resting is not None:
+            self.capture.watch({}, {})
         self.listen()
 
     def listen(self) -> None:
         """Observe the step that begins, if it updates the factors."""
-        self.now = self.method.at(self.index).learn(self.sizes)
         self.capture.armed = False
+        if self.resting is not None:
+            return
+        self.now = self.method.at(self.index).learn(self.sizes)
         if self.due:
             self.capture.arm(self.kinds(self.now.wants), self.seed)
 
@@ -195,6 +211,8 @@ class Engine:
     def advance(self) -> None:
         """End the step: forget its statistics and listen if the next one updates."""
         self.index += 1
+        if self.resting is not None:
+            return
         period = self.method.listens()
         if period and self.index % period == 0:
             mean = comm.all_reduce_sum(torch.as_tensor(self.heard)) / comm.world_size() / period

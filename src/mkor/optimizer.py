@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,15 @@ from torch.optim import Optimizer
 from mkor import checkpoint, validate
 from mkor.capture.hooks import remove_inert_hooks
 from mkor.conditions import Replay, exact
+from mkor.delegate import Delegate
 from mkor.engine import BOOKS, Engine
+from mkor.handover import Handover
 from mkor.methods.base import Method
 from mkor.report import LayerInfo, layer_infos, table
 from mkor.schedule import UpdateSchedule
 
 
-class Preconditioner(Optimizer):
+class Preconditioner(Delegate):
     """A `torch.optim.Optimizer` that rewrites `.grad` by a curvature method, then steps `base`.
 
     Subclasses choose the method; users build those. After `step()` the `.grad` of a preconditioned
@@ -68,6 +70,7 @@ class Preconditioner(Optimizer):
         self._common = common
         self._preconditioned = False
         self._closed = False
+        self._handover = Handover(common["hybrid"]) if common["hybrid"] is not None else None
         schedule = UpdateSchedule(common["factor_update_steps"], common["warmup_steps"])
         self._engine = Engine(
             model,
@@ -83,33 +86,6 @@ class Preconditioner(Optimizer):
         self._engine.discover(self._optimized())
         self._finalizer = weakref.finalize(self, self._engine.capture.remove)
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The base optimizer's parameter groups."""
-        return self.base.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.base.param_groups = groups
-
-    @property
-    def state(self) -> Any:
-        """The base optimizer's state."""
-        return self.base.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.base.state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The base optimizer's defaults."""
-        return self.base.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        self.base.defaults = defaults
-
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Precondition the gradients and step the base optimizer.
 
@@ -121,14 +97,14 @@ class Preconditioner(Optimizer):
         Returns:
             The closure's loss, or None.
         """
-        if self._method.second_pass and not self._closed:
+        if self._method.second_pass and self._active:
             return self._step_twice(validate.check_closure(self, closure))
         if validate.needs_closure(self.base):
             return self._step_by_closure(validate.check_closure(self.base, closure))
         loss = None
         if closure is not None:
             with torch.enable_grad():
-                loss = closure()
+                loss = self._seen(closure())
             self._preconditioned = False  # its gradients are new
         if not self._preconditioned:
             self.precondition()
@@ -144,30 +120,62 @@ class Preconditioner(Optimizer):
         """
         if self._closed:
             return
-        if self._method.second_pass:
+        if self._method.second_pass and self._active:
             raise TypeError(
                 f"{type(self).__name__} evaluates each batch again after the base's step, so it "
                 "can't precondition alone: call step(closure)"
             )
-        self._rewrite()
-        self._engine.advance()
+        if self._active:
+            self._rewrite()
+        self._advance()
         self._preconditioned = True
+
+    def observe_loss(self, loss: SupportsFloat) -> None:
+        """Show the loss of a step to the hybrid switch; without one, nothing happens.
+
+        The loss of a closure is seen by itself. Losses of several batches in a step are averaged,
+        those that aren't finite are left out, and over many workers it is the mean of theirs that
+        counts.
+
+        Args:
+            loss: A number, or a tensor of one element, which is not waited for.
+
+        Raises:
+            TypeError: The loss is not a number.
+            ValueError: The loss is a tensor of several elements.
+        """
+        if self._handover is not None and not self._closed:
+            self._handover.observe(loss)
+
+    def _seen(self, loss: Any) -> Any:
+        if loss is not None:
+            self.observe_loss(loss)
+        return loss
+
+    @property
+    def _active(self) -> bool:
+        """Whether gradients are preconditioned."""
+        return not self._closed and self._engine.resting is None
+
+    def _advance(self) -> None:
+        """End the step, and with it the phase if the hybrid switch says so."""
+        self._engine.advance()
+        handover = self._handover
+        if handover is None or self._closed:
+            return
+        if handover.advance(self._engine.index, self.param_groups):
+            self._engine.rest(not handover.course.preconditioning, self._optimized())
 
     def _rewrite(self, update: bool = True) -> None:
         with exact(self.model.parameters()):
             if update:
                 self._engine.update()
-            self._engine.precondition(self._rates())
-
-    def _rates(self) -> dict[int, Any]:
-        if self._common["kl_clip"] is None:
-            return {}
-        return {id(p): group["lr"] for group in self.param_groups for p in group["params"]}
+            self._engine.precondition(self._rates() if self._common["kl_clip"] else {})
 
     def _step_twice(self, closure: Callable[[], Any]) -> Any:
         replay = Replay(self.model) if self._engine.due else None
         with torch.enable_grad():
-            loss = closure()
+            loss = self._seen(closure())
         self._rewrite()
         self.base.step()
         if replay is not None:
@@ -176,7 +184,7 @@ class Preconditioner(Optimizer):
                 closure()
             with exact(self.model.parameters()):
                 self._engine.revisit()
-        self._engine.advance()
+        self._advance()
         return loss
 
     def _step_by_closure(self, closure: Callable[[], Any]) -> Any:
@@ -186,7 +194,9 @@ class Preconditioner(Optimizer):
             nonlocal evaluations
             with torch.enable_grad():
                 loss = closure()
-            if not self._closed:
+            if evaluations == 0:
+                self._seen(loss)
+            if self._active:
                 self._rewrite(update=evaluations == 0)
                 self._engine.capture.armed = False
             evaluations += 1
@@ -195,7 +205,7 @@ class Preconditioner(Optimizer):
         try:
             return self.base.step(preconditioned)
         finally:
-            self._engine.advance()
+            self._advance()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients and the statistics that belong to them."""
@@ -226,14 +236,6 @@ class Preconditioner(Optimizer):
         self._finalizer()
         self._closed = True
 
-    def __enter__(self) -> Preconditioner:
-        """The optimizer itself; leaving the block closes it."""
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Remove every hook."""
-        self.close()
-
     def __repr__(self) -> str:
         """A short table of the layers."""
         closed = ", closed" if self._closed else ""
@@ -245,14 +247,9 @@ class Preconditioner(Optimizer):
 
         As with torch's own optimizers, the tensors are the live ones, not copies.
         """
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
-        packed = checkpoint.pack(self._engine, self.base)
-        out = {**self.base.state_dict(), checkpoint.KEY: packed}
-        for after in self._optimizer_state_dict_post_hooks.values():
-            changed = after(self, out)
-            out = out if changed is None else changed
-        return out
+        self._before_saving()
+        packed = checkpoint.pack(self._engine, self.base, self._handover)
+        return self._saved({**self.base.state_dict(), checkpoint.KEY: packed})
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Load what `state_dict` returned; tensors are copied.
@@ -265,13 +262,13 @@ class Preconditioner(Optimizer):
         Raises:
             ValueError: `strict` and the checkpoint differs; nothing is changed then.
         """
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            changed = before(self, state_dict)
-            state_dict = state_dict if changed is None else changed
+        state_dict = self._loadable(state_dict)
         validate.check_state_dict(state_dict)
-        checkpoint.load(self._engine, self.base, copy.deepcopy(state_dict), strict)
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
+        loaded = copy.deepcopy(state_dict)
+        checkpoint.load(self._engine, self.base, loaded, strict, self._handover)
+        if self._closed:  # loading may have ended a rest
+            self._engine.capture.remove()
+        self._after_loading()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but hooks; copying a model and its optimizer together keeps the pair bound."""
@@ -281,6 +278,7 @@ class Preconditioner(Optimizer):
             "method": self._method,
             "common": self._common,
             "books": {key: getattr(self._engine, key) for key in BOOKS},
+            "handover": self._handover,
             "closed": self._closed,
         }
 
@@ -288,10 +286,7 @@ class Preconditioner(Optimizer):
         """Attach to the copied model, in place of the inert hooks that came with it."""
         remove_inert_hooks(state["model"])
         self._attach(state["model"], state["base"], state["method"], state["common"])
-        vars(self._engine).update(state["books"])
-        self._engine.listen()
+        self._handover = state["handover"]
+        self._engine.reopen(state["books"])
         if state["closed"]:
             self.close()
-
-    def _optimized(self) -> set[int]:
-        return {id(p) for group in self.param_groups for p in group["params"]}

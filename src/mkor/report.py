@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mkor.engine import Engine
 from mkor.methods.base import EVENTS
@@ -48,6 +48,9 @@ class LayerInfo:
 def layer_infos(engine: Engine) -> list[LayerInfo]:
     """Records of the preconditioned layers, then of the modules left to the base optimizer."""
     infos = [preconditioned(engine, name) for name in engine.layers]
+    if engine.resting is not None:
+        reason = f"handed over to the base optimizer after {engine.resting} steps"
+        infos = [replace(info, preconditioned=False, reason=reason, bytes=0) for info in infos]
     left = [LayerInfo(m.name, m.kind, m.shape, False, m.reason) for m in engine.left]
     return infos + left
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from mkor.checks import counted, is_count, one_of, positive, require, scheduled
 from mkor.distributed.comm import is_sharded
+from mkor.hybrid import HybridSwitch
 from mkor.report import LayerInfo
 
 WIRE_DTYPES = (None, torch.float32, torch.float64, torch.bfloat16)
@@ -30,6 +31,10 @@ def common_options(options: dict[str, Any]) -> None:
         scheduled("kl_clip", options["kl_clip"], positive, "positive and finite, or None")
     one_of("on_nonfinite", options["on_nonfinite"], ("skip", "reset", "raise"))
     one_of("wire_dtype", options["wire_dtype"], WIRE_DTYPES)
+    hybrid = options["hybrid"]
+    if not isinstance(hybrid, HybridSwitch | None):
+        got = "the class" if hybrid is HybridSwitch else type(hybrid).__name__
+        raise TypeError(f"hybrid must be a mkor.HybridSwitch(...) or None, got {got}")
     skip = options["skip"]
     several = isinstance(skip, Collection) and not isinstance(skip, (str, bytes))
     require("skip", skip, several, "a sequence of regular expressions")

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mkor.checks import DTYPES, Schedule, fraction, one_of, positive, scheduled
+from mkor.hybrid import HybridSwitch
 from mkor.methods.eva import EvaMethod
 from mkor.optimizer import Preconditioner
 
@@ -41,6 +42,7 @@ class Eva(Preconditioner):
         state_dtype: torch.dtype | None = None,
         wire_dtype: torch.dtype | None = None,
         on_nonfinite: str = "skip",
+        hybrid: HybridSwitch | None = None,
     ) -> None:
         """Wrap `base` so that it steps along preconditioned gradients.
 
@@ -67,6 +69,7 @@ class Eva(Preconditioner):
                 averages ("reset"), or raise FloatingPointError before anything changes ("raise",
                 which synchronises with the device in every step). Gradients that aren't finite
                 reach the base as they are; only "raise" keeps them from it.
+            hybrid: When the base optimizer takes over alone (MKOR-H); None for never.
 
         Raises:
             TypeError: `model` or `base` is of the wrong type.
@@ -92,4 +95,5 @@ class Eva(Preconditioner):
             skip=skip,
             wire_dtype=wire_dtype,
             on_nonfinite=on_nonfinite,
+            hybrid=hybrid,
         )

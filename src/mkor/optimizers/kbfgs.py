@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mkor.checks import DTYPES, Schedule, fraction, is_count, is_number, one_of, require, scheduled
+from mkor.hybrid import HybridSwitch
 from mkor.methods.kbfgs import KBFGSMethod
 from mkor.optimizer import Preconditioner
 
@@ -57,6 +58,7 @@ class KBFGS(Preconditioner):
         state_dtype: torch.dtype | None = None,
         wire_dtype: torch.dtype | None = None,
         on_nonfinite: str = "skip",
+        hybrid: HybridSwitch | None = None,
     ) -> None:
         """Wrap `base` so that it steps along preconditioned gradients.
 
@@ -91,6 +93,7 @@ class KBFGS(Preconditioner):
                 factors to the identity ("reset"), or raise FloatingPointError before anything
                 changes ("raise", which synchronises with the device in every step). Gradients
                 that aren't finite reach the base as they are; only "raise" keeps them from it.
+            hybrid: When the base optimizer takes over alone (MKOR-H); None for never.
 
         Raises:
             TypeError: `model` or `base` is of the wrong type.
@@ -125,4 +128,5 @@ class KBFGS(Preconditioner):
             skip=skip,
             wire_dtype=wire_dtype,
             on_nonfinite=on_nonfinite,
+            hybrid=hybrid,
         )

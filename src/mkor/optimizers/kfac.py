@@ -19,6 +19,7 @@ from mkor.checks import (
     require,
     scheduled,
 )
+from mkor.hybrid import HybridSwitch
 from mkor.methods.kfac import SOLVERS, KFACMethod
 from mkor.optimizer import Preconditioner
 
@@ -63,6 +64,7 @@ class KFAC(Preconditioner):
         inverse_dtype: torch.dtype | None = None,
         wire_dtype: torch.dtype | None = None,
         on_nonfinite: str = "skip",
+        hybrid: HybridSwitch | None = None,
     ) -> None:
         """Wrap `base` so that it steps along preconditioned gradients.
 
@@ -102,6 +104,7 @@ class KFAC(Preconditioner):
                 anew ("reset"), or raise FloatingPointError before anything changes ("raise", which
                 synchronises with the device in every step). Gradients that aren't finite reach the
                 base as they are; only "raise" keeps them from it.
+            hybrid: When the base optimizer takes over alone (MKOR-H); None for never.
 
         Raises:
             TypeError: `model` or `base` is of the wrong type.
@@ -115,8 +118,7 @@ class KFAC(Preconditioner):
         scheduled("factor_decay", factor_decay, fraction, "between 0 and 1, both excluded")
         scheduled("damping", damping, positive, "positive and finite")
         require("max_dim", max_dim, is_count(max_dim, 1), "an integer of at least 1")
-        check_fraction(grad_worker_fraction)
-        counted("inverse_update_steps", inverse_update_steps)
+        check_inverses(grad_worker_fraction, inverse_update_steps)
         method = KFACMethod(
             solver=solver,
             decay=factor_decay,
@@ -142,10 +144,12 @@ class KFAC(Preconditioner):
             skip=skip,
             wire_dtype=wire_dtype,
             on_nonfinite=on_nonfinite,
+            hybrid=hybrid,
         )
 
 
-def check_fraction(value: object) -> None:
-    """Check `grad_worker_fraction`."""
-    good = is_number(value) and 0 < value <= 1  # type: ignore[operator]
-    require("grad_worker_fraction", value, good, "above 0 and at most 1")
+def check_inverses(part: object, steps: object) -> None:
+    """Check who computes the inverses, and how often."""
+    good = is_number(part) and 0 < part <= 1  # type: ignore[operator]
+    require("grad_worker_fraction", part, good, "above 0 and at most 1")
+    counted("inverse_update_steps", steps)

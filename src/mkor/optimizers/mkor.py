@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from mkor.checks import DTYPES, Schedule, fraction, is_count, one_of, positive, require, scheduled
 from mkor.factors.dense import RULES
+from mkor.hybrid import HybridSwitch
 from mkor.methods.mkor import MKORMethod
 from mkor.optimizer import Preconditioner
 
@@ -62,6 +63,7 @@ class MKOR(Preconditioner):
         state_dtype: torch.dtype | None = None,
         wire_dtype: torch.dtype | None = None,
         on_nonfinite: str = "skip",
+        hybrid: HybridSwitch | None = None,
     ) -> None:
         """Wrap `base` so that it steps along preconditioned gradients.
 
@@ -102,6 +104,7 @@ class MKOR(Preconditioner):
                 factors to the identity ("reset"), or raise FloatingPointError before anything
                 changes ("raise", which synchronises with the device in every step). Gradients
                 that aren't finite reach the base as they are; only "raise" keeps them from it.
+            hybrid: When the base optimizer takes over alone (MKOR-H); None for never.
 
         Raises:
             TypeError: `model` or `base` is of the wrong type.
@@ -133,6 +136,7 @@ class MKOR(Preconditioner):
             skip=skip,
             wire_dtype=wire_dtype,
             on_nonfinite=on_nonfinite,
+            hybrid=hybrid,
         )
 
 

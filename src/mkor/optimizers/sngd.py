@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mkor.checks import Schedule, one_of, positive, scheduled
+from mkor.hybrid import HybridSwitch
 from mkor.methods.hylo import SNGDMethod
 from mkor.optimizer import Preconditioner
 
@@ -44,6 +45,7 @@ class SNGD(Preconditioner):
         state_dtype: torch.dtype | None = None,
         wire_dtype: torch.dtype | None = None,
         on_nonfinite: str = "skip",
+        hybrid: HybridSwitch | None = None,
     ) -> None:
         """Wrap `base` so that it steps along preconditioned gradients.
 
@@ -68,6 +70,7 @@ class SNGD(Preconditioner):
                 ("reset"), or raise FloatingPointError before anything changes ("raise", which
                 synchronises with the device in every step). Gradients that aren't finite reach the
                 base as they are; only "raise" keeps them from it.
+            hybrid: When the base optimizer takes over alone (MKOR-H); None for never.
 
         Raises:
             TypeError: `model` or `base` is of the wrong type.
@@ -86,4 +89,5 @@ class SNGD(Preconditioner):
             skip=skip,
             wire_dtype=wire_dtype,
             on_nonfinite=on_nonfinite,
+            hybrid=hybrid,
         )
