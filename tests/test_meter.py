@@ -13,7 +13,7 @@ def mean(*values):
     meter = Meter("the loss")
     for value in values:
         meter.add(value)
-    return meter.take([])
+    return meter.take(None)
 
 
 def test_values_may_be_numbers_and_tensors():
@@ -35,9 +35,9 @@ def test_half_precision_is_added_up_in_float32():
 def test_taking_starts_anew():
     meter = Meter("the loss")
     meter.add(5.0)
-    assert (meter.take([]), meter.calls) == (5.0, 0)
+    assert (meter.take(None), meter.calls) == (5.0, 0)
     meter.add(1.0)
-    assert meter.take([]) == 1.0
+    assert meter.take(None) == 1.0
 
 
 def test_adding_waits_for_nothing_and_keeps_no_graph():
@@ -46,7 +46,7 @@ def test_adding_waits_for_nothing_and_keeps_no_graph():
     with no_sync():
         meter.add(loss)
         meter.add(loss)
-    assert not meter.total.requires_grad and meter.take([]) == 2.0
+    assert not meter.total.requires_grad and meter.take(None) == 2.0
 
 
 def test_a_meter_goes_on_from_its_state():
@@ -57,7 +57,7 @@ def test_a_meter_goes_on_from_its_state():
     for one in (meter, other):
         one.add(torch.tensor(0.7))
     assert other.calls == meter.calls == 4
-    assert other.take([]) == meter.take([])
+    assert other.take(None) == meter.take(None)
 
 
 def test_what_is_no_number_is_refused():

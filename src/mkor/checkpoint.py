@@ -68,7 +68,8 @@ def pack(engine: Engine, base: Optimizer, handover: Handover | None) -> dict[str
         "method": engine.method.name,
         "base": type(base).__name__,
         "step": engine.index,
-        "heard": [*engine.sizes, float(engine.heard)],
+        "sizes": list(engine.sizes),
+        "heard": engine.heard.state_dict(),
         "resting": engine.resting,
         "hybrid": handover.state_dict() if handover is not None else None,
         "layers": layers,
@@ -166,8 +167,10 @@ def unpack_phase(
 def unpack(engine: Engine, packed: dict[str, Any]) -> None:
     """Load factors into the layers of the same name and shape; the others start anew."""
     engine.index = packed["step"]
-    *sizes, engine.heard = packed.get("heard", [0.0])
-    engine.sizes = tuple(sizes)
+    engine.sizes = tuple(packed.get("sizes", ()))
+    engine.heard.clear()
+    if "heard" in packed:
+        engine.heard.load_state_dict(packed["heard"])
     same_method = packed["method"] == engine.method.name
     for name, layer in engine.layers.items():
         saved, shape = packed["layers"].get(name), layer.view.shape

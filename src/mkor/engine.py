@@ -22,6 +22,7 @@ from mkor.capture.folds import observable
 from mkor.capture.hooks import Capture
 from mkor.capture.views import View
 from mkor.distributed import comm
+from mkor.meter import Meter, device_of
 from mkor.methods.base import Kind, LayerShape, Method, Seen, State, Update
 from mkor.rescale import keep_finite, kl_factor, match_norm
 from mkor.schedule import UpdateSchedule
@@ -84,7 +85,7 @@ class Engine:
         self.warned: set[str] = set()
         self.index = 0
         self.resting: int | None = None  # the number of steps after which it began to rest
-        self.heard: Tensor | float = 0.0  # Σ‖∇‖² of the period that runs
+        self.heard = Meter("the gradient's size")  # ‖∇‖² in the period that runs
         self.sizes: tuple[float, ...] = ()  # of the last two periods
 
     def discover(self, optimized: set[int]) -> None:
@@ -100,7 +101,8 @@ class Engine:
     def rest(self, rest: bool, optimized: set[int]) -> None:
         """Free the factors and remove the hooks, or install hooks for new factors."""
         self.resting = self.index if rest else None
-        self.layers, self.records, self.heard, self.sizes = {}, {}, 0.0, ()
+        self.layers, self.records, self.sizes = {}, {}, ()
+        self.heard.clear()
         self.capture.watch({}, {})
         self.discover(optimized)
 
@@ -194,9 +196,9 @@ class Engine:
 
     def hear(self) -> None:
         """Add up the gradient's squared size, for a method that listens to it."""
-        if self.method.listens():
+        if self.method.listens() and self.layers:
             norms = [layer.view.gradient_norm().square().sum() for layer in self.layers.values()]
-            self.heard = sum((norm.to(norms[0]) for norm in norms), self.heard)
+            self.heard.add(torch.stack([norm.to(norms[0]) for norm in norms]).sum())
 
     def clip(self, products: list[Tensor], written: list[View]) -> None:
         """Scale the updates of all layers so that together they stay within `kl_clip`."""
@@ -215,8 +217,8 @@ class Engine:
             return
         period = self.method.listens()
         if period and self.index % period == 0:
-            mean = comm.all_reduce_sum(torch.as_tensor(self.heard)) / comm.world_size() / period
-            self.sizes, self.heard = (*self.sizes, math.sqrt(float(mean)))[-2:], 0.0
+            mean = self.heard.take(device_of(self.model.parameters()))
+            self.sizes = self.sizes if mean is None else (*self.sizes, math.sqrt(mean))[-2:]
         self.capture.clear()
         self.listen()
 

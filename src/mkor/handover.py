@@ -7,6 +7,8 @@ import warnings
 from dataclasses import asdict
 from typing import Any, SupportsFloat
 
+import torch
+
 from mkor.hybrid import Course, HybridSwitch
 from mkor.meter import Meter
 
@@ -28,12 +30,12 @@ class Handover:
         if self.rule.at_step is None and not self.rule.ended(self.course):
             self.meter.add(loss)
 
-    def advance(self, steps: int, groups: list[dict[str, Any]]) -> bool:
+    def advance(self, steps: int, device: torch.device | None) -> bool:
         """End a step; whether the phase ended with it.
 
         Args:
             steps: Number of steps so far.
-            groups: Parameter groups, on whose device workers exchange their losses.
+            device: Where workers exchange their losses.
         """
         before = self.course
         if self.rule.ended(before):
@@ -41,16 +43,16 @@ class Handover:
         if self.rule.at_step is not None:
             self.course = self.rule.arrive(before, steps)
         elif steps % self.rule.window == 0:
-            self.look(steps, groups)
+            self.look(steps, device)
         changed = self.course.preconditioning != before.preconditioning
         if changed:
             self.log(before)
         return changed
 
-    def look(self, steps: int, groups: list[dict[str, Any]]) -> None:
+    def look(self, steps: int, device: torch.device | None) -> None:
         """Compare the window that ends with the one before."""
         silent = self.meter.calls == 0 and self.course.loss is None
-        loss = self.meter.take(groups)
+        loss = self.meter.take(device)
         if loss is not None:
             self.course = self.rule.follow(self.course, steps, loss)
         elif silent and not self.warned:

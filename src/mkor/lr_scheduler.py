@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mkor.checks import fraction, is_count, is_number, one_of, require
-from mkor.meter import Meter
+from mkor.meter import Meter, device_of
 
 Rate = float | Tensor
 """A learning rate, as torch's groups hold them."""
@@ -130,7 +130,8 @@ class KneePointLR(LRScheduler):
         if self.last_epoch > self.warmup:
             self.meter.add(metrics)
             if self.meter.calls >= self.window:
-                mean = self.meter.take(self.optimizer.param_groups)
+                groups = self.optimizer.param_groups
+                mean = self.meter.take(device_of(p for g in groups for p in g["params"]))
                 if mean is not None and self._knee(mean):
                     self.knees += 1
                     self._lower()

@@ -7,6 +7,7 @@ the host waits for them only when the mean is taken.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, SupportsFloat
 
 import torch
@@ -43,16 +44,16 @@ class Meter:
         self.total, self.finite = self.total + total, self.finite + finite
         self.calls += 1
 
-    def take(self, groups: list[dict[str, Any]]) -> float | None:
+    def take(self, device: torch.device | None) -> float | None:
         """The mean, and start anew; None where no worker has a finite value.
 
         Args:
-            groups: Parameter groups, on whose device workers exchange their sums.
+            device: Where workers exchange their sums.
         """
         sums = [float(self.total), float(self.finite)]
         self.clear()
         if comm.world_size() > 1:
-            pair = torch.tensor(sums, dtype=torch.float64, device=device_of(groups))
+            pair = torch.tensor(sums, dtype=torch.float64, device=device)
             sums = comm.all_reduce_sum(pair).tolist()
         return sums[0] / sums[1] if sums[1] else None
 
@@ -84,7 +85,7 @@ def parts(name: str, value: SupportsFloat) -> tuple[Tensor | float, Tensor | flo
     return (number, 1.0) if math.isfinite(number) else (0.0, 0.0)
 
 
-def device_of(groups: list[dict[str, Any]]) -> torch.device | None:
+def device_of(parameters: Iterable[Tensor]) -> torch.device | None:
     """Where the first parameter lies."""
-    parameter = next((p for group in groups for p in group["params"]), None)
-    return None if parameter is None else parameter.device
+    first = next(iter(parameters), None)
+    return None if first is None else first.device

@@ -26,6 +26,7 @@ from mkor.conditions import Replay, exact
 from mkor.delegate import Delegate
 from mkor.engine import BOOKS, Engine
 from mkor.handover import Handover
+from mkor.meter import device_of
 from mkor.methods.base import Method
 from mkor.report import LayerInfo, layer_infos, table
 from mkor.schedule import UpdateSchedule
@@ -163,7 +164,7 @@ class Preconditioner(Delegate):
         handover = self._handover
         if handover is None or self._closed:
             return
-        if handover.advance(self._engine.index, self.param_groups):
+        if handover.advance(self._engine.index, device_of(self.model.parameters())):
             self._engine.rest(not handover.course.preconditioning, self._optimized())
 
     def _rewrite(self, update: bool = True) -> None:

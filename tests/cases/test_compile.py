@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import mkor
 from cases.helpers import (
     assert_same,
     build,
@@ -106,3 +107,18 @@ def test_a16_traces_and_exports_hold_nothing_of_the_capture():
         torch.testing.assert_close(fast(x), model(x))
     assert nothing_seen(optimizer)
     assert not any("clone" in str(node.target) for node in exported.graph.nodes)
+
+
+@traced
+def test_a15_compiled_across_a_hand_over(fresh_dynamo):
+    def run(wrap):
+        torch.manual_seed(1)
+        model = mlp(4, 8, 2)
+        hybrid = mkor.HybridSwitch(at_step=3)
+        optimizer = build("exact", model, factor_update_steps=2, hybrid=hybrid)
+        train(wrap(model), optimizer, batches)
+        assert not any(info.preconditioned for info in optimizer.layers())
+        return parameters(model)
+
+    batches = [torch.randn(6, 4) for _ in range(6)]
+    assert_same(run(compiled), run(lambda model: model), 1e-6)
