@@ -6,8 +6,8 @@
 Every method runs with every damping of one grid at every learning rate of the task's, with the seed
 that `mkor compare` tunes with, and in two forms: with the norm of the gradient kept ("norm"), and
 with the step bounded by a KL clip ("clip"). The losses are those at the end of training. The row of
-a method in `mkor_bench/optimizers.py` holds the form and the damping with the lowest geometric mean
-over the tasks, each at its best rate.
+a method in `mkor_bench/optimizers.py` holds the damping with the lowest geometric mean over the
+tasks, each at its best rate; docs/comparison.md tells which form it takes and why.
 """
 
 from __future__ import annotations

@@ -74,9 +74,19 @@ def _on_sgd(name: str, description: str, method: str, **options: Any) -> Optimiz
     return OptimizerRow(name, f"{description} on SGD with momentum 0.9", build)
 
 
-KFAC = {"inverse_update_steps": 10, "damping": 0.01}
-"""Small tasks are over before KAISA's interval of 100 steps pays. Dampings that are not a method's
-default come from ``benchmarks/tuning.py``."""
+KFAC: dict[str, Any] = {"inverse_update_steps": 10, "rescale": "gradient", "kl_clip": None}
+"""Small tasks are over before KAISA's interval of 100 steps pays. This, and dampings that are not a
+method's default, come from ``benchmarks/tuning.py``."""
+
+LOWRANK: dict[str, Any] = {
+    "representation": "lowrank",
+    "statistic": "sketch",
+    "vectors": 16,
+    "rank": 20,
+    "factor_decay": 0.95,
+    "damping": 0.01,
+    "factor_update_steps": 1,
+}
 
 _ROWS = (
     OptimizerRow("sgd", "SGD with momentum 0.9", _sgd, first_order=True, compared=True),
@@ -89,8 +99,14 @@ _ROWS = (
         partial(_wrapped, method="MKOR", base=_adamw),
         compared=True,
     ),
-    _on_sgd("kfac", "K-FAC by inverses", "KFAC", solver="inverse", **KFAC),
-    _on_sgd("kaisa-eigen", "K-FAC by eigenvectors", "KFAC", solver="eigen", **KFAC),
+    _on_sgd("mkor-lowrank", "MKOR with low-rank sketches", "MKOR", **LOWRANK),
+    OptimizerRow(
+        "mkor-lowrank-adamw",
+        "MKOR with low-rank sketches on AdamW",
+        partial(_wrapped, method="MKOR", base=_adamw, **LOWRANK),
+    ),
+    _on_sgd("kfac", "K-FAC by inverses", "KFAC", solver="inverse", damping=0.003, **KFAC),
+    _on_sgd("kaisa-eigen", "K-FAC by eigenvectors", "KFAC", solver="eigen", damping=0.01, **KFAC),
     _on_sgd("sngd", "SNGD", "SNGD", damping=1.0),
     _on_sgd("hylo-kis", "HyLo with sampled rows", "HyLo", sampling="kis"),
     _on_sgd("hylo-kid", "HyLo with decomposed rows", "HyLo", sampling="kid"),

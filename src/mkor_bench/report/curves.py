@@ -22,7 +22,7 @@ FILE_NAME = "curves.png"
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
 COLOURS = (
     *("#56B4E9", "#E69F00", "#F0E442", "#0072B2", "#D55E00", "#009E73"),
-    *("#CC79A7", "#000000", "#999999", "#882255", "#44AA99", "#332288"),
+    *("#CC79A7", "#000000", "#999999", "#882255", "#44AA99", "#332288", "#AA4499", "#117733"),
 )
 
 
