@@ -100,9 +100,22 @@ def differences(
         here = [shape.stack, shape.outputs, shape.inputs]
         if name in saved and list(saved[name]["shape"]) != here:
             out.append(f"layer '{name}' is {saved[name]['shape']} there and {here} here")
+    out = out or list(other_states(engine, saved).values())
     out = out or list(resized(engine.model, packed).values())
     if packed["parameters"] != names:
         out += group_differences(packed["parameters"], names)
+    return out
+
+
+def other_states(engine: Engine, saved: dict[str, Any]) -> dict[str, str]:
+    """Layers whose factors in the checkpoint are of another kind than here, a phrase each."""
+    out: dict[str, str] = {}
+    for name, layer in engine.layers.items():
+        state = saved[name]["state"] if name in saved else {}
+        view = layer.view
+        fault = engine.method.misfit(state, view.shape, view.weight.dtype) if state else None
+        if fault is not None:
+            out[name] = f"layer '{name}' {fault}"
     return out
 
 
@@ -172,11 +185,13 @@ def unpack(engine: Engine, packed: dict[str, Any]) -> None:
     if "heard" in packed:
         engine.heard.load_state_dict(packed["heard"])
     same_method = packed["method"] == engine.method.name
+    others = other_states(engine, packed["layers"]) if same_method else {}
     for name, layer in engine.layers.items():
         saved, shape = packed["layers"].get(name), layer.view.shape
         engine.records[name] = Record()
         here = [shape.stack, shape.outputs, shape.inputs]
-        if saved is not None and same_method and list(saved["shape"]) == here:
+        fits = same_method and name not in others
+        if saved is not None and fits and list(saved["shape"]) == here:
             state = {key: tensor.clone() for key, tensor in saved["state"].items()}
             engine.records[name] = Record(state, saved["updates"], saved["last_update"])
     engine.capture.clear()

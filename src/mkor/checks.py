@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 
@@ -34,27 +37,74 @@ def one_of(name: str, value: object, known: Iterable[object]) -> None:
 
 def is_count(value: object, least: int) -> bool:
     """Whether a value is an integer of at least `least`."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return is_number(value) and isinstance(value, Integral) and int(value) >= least
 
 
 def is_number(value: object) -> bool:
     """Whether a value is a finite number."""
-    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    real = isinstance(value, Real) and not isinstance(value, bool)
     return real and abs(float(value)) < float("inf")  # type: ignore[arg-type]
 
 
-def scheduled(name: str, value: object, good: Callable[[float], bool], rule: str) -> None:
-    """Check an option that is a number or a function of the step, which is tried at step 0."""
-    number = value(0) if callable(value) else value
-    label = f"{name}(0)" if callable(value) else name
-    require(label, number, is_number(number) and good(number), rule)  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class Checked:
+    """A function of the step whose values are checked when they are used."""
+
+    name: str
+    function: Callable[[int], Any]
+    good: Callable[[Any], bool]
+    rule: str
+
+    def __call__(self, step: int) -> Any:
+        """The value at a step, or a ValueError that names both."""
+        value = self.function(step)
+        require(f"{self.name}({step})", value, self.good(value), self.rule)
+        return value
 
 
-def counted(name: str, value: object) -> None:
-    """Check an option that is a positive integer or a function of the step, tried at step 0."""
-    number = value(0) if callable(value) else value
-    label = f"{name}(0)" if callable(value) else name
-    require(label, number, is_count(number, 1), "an integer of at least 1")
+def checked(name: str, value: Any, good: Callable[[Any], bool], rule: str) -> Any:
+    """Check an option that is a value or a function of the step.
+
+    Returns:
+        The value, or the function, which is tried at step 0 and checks itself from then on.
+    """
+    if callable(value):
+        function = Checked(name, value, good, rule)
+        function(0)
+        return function
+    require(name, value, good(value), rule)
+    return value
+
+
+def scheduled(name: str, value: Any, good: Callable[[float], bool], rule: str) -> Any:
+    """`checked` for a number; `good` sees finite numbers alone."""
+    return checked(name, value, Finite(good), rule)
+
+
+@dataclass(frozen=True)
+class Finite:
+    """A rule for numbers that no other value follows."""
+
+    rule: Callable[[float], bool]
+
+    def __call__(self, value: Any) -> bool:
+        """Whether a value is a finite number that follows the rule."""
+        return is_number(value) and self.rule(value)
+
+
+def counted(name: str, value: Any) -> Any:
+    """`checked` for a positive integer."""
+    return checked(name, value, is_positive_count, "an integer of at least 1")
+
+
+def weighted(name: str, value: Any) -> Any:
+    """`checked` for the weight of the old value in a moving average."""
+    return scheduled(name, value, fraction, "between 0 and 1, both excluded")
+
+
+def is_positive_count(value: Any) -> bool:
+    """Whether a value is an integer of at least 1."""
+    return is_count(value, 1)
 
 
 def positive(value: float) -> bool:
@@ -65,3 +115,13 @@ def positive(value: float) -> bool:
 def fraction(value: float) -> bool:
     """Whether a number is between 0 and 1, both excluded."""
     return 0 < value < 1
+
+
+def above_one(value: float) -> bool:
+    """Whether a number is above 1."""
+    return value > 1
+
+
+def share(value: float) -> bool:
+    """Whether a number is at least 0 and below 1."""
+    return 0 <= value < 1

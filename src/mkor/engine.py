@@ -142,7 +142,7 @@ class Engine:
 
     def accept(self, view: View) -> str | None:
         """Why the method can't take a layer, or None if it can."""
-        reason = observable(view, self.method.wants(view.shape)[1])
+        reason = observable(view, self.method.at(self.index).wants(view.shape)[1])
         has_factor = any(self.method.sides(view.shape))
         return reason or (None if has_factor else self.method.limit())
 
@@ -161,6 +161,11 @@ class Engine:
 
     def revisit(self) -> None:
         """Fold what the same batch showed after the base's step, for layers that were updated."""
+        if self.layers and not any(record.updates for record in self.records.values()):
+            self.warn_once(
+                "the closure showed no gradients of any layer, so nothing is preconditioned: it "
+                "must clear the gradients, compute the loss, call backward() and return the loss"
+            )
         seen = {name: what for name, what in self.collect().items() if self.records[name].state}
         self.run({n: self.now.revisit(self.state(n), what) for n, what in seen.items()})
 
@@ -273,11 +278,15 @@ class Engine:
         new = [name for name in names if name not in self.warned]
         if new:
             self.warned.update(new)
-            warnings.warn(
+            self.warn_once(
                 f"no statistics arrived for {', '.join(new)}: the layer keeps training by the base "
                 "optimizer alone. Its module was not called through __call__ (model code may call "
                 ".forward or use the weight directly), or the model was compiled before the "
-                "optimizer was built",
-                UserWarning,
-                stacklevel=4,
+                "optimizer was built"
             )
+
+    def warn_once(self, text: str) -> None:
+        """Warn, but not of the same thing again."""
+        if text not in self.warned:
+            self.warned.add(text)
+            warnings.warn(text, UserWarning, stacklevel=5)

@@ -56,7 +56,7 @@ class Preconditioner(Delegate):
         validate.check_model(model)
         validate.check_base(base)
         validate.check_parameters(model, base.param_groups)
-        validate.common_options(common)
+        common = validate.common_options(common)
         if method.second_pass:
             validate.check_second_pass(base)
         self._attach(model, base, method, common)
@@ -179,13 +179,15 @@ class Preconditioner(Delegate):
             loss = self._seen(closure())
         self._rewrite()
         self.base.step()
-        if replay is not None:
-            self._engine.listen_again()
-            with replay.again(), torch.enable_grad():
-                closure()
-            with exact(self.model.parameters()):
-                self._engine.revisit()
-        self._advance()
+        try:
+            if replay is not None:
+                self._engine.listen_again()
+                with replay.again(), torch.enable_grad():
+                    closure()
+                with exact(self.model.parameters()):
+                    self._engine.revisit()
+        finally:  # the base has stepped, whatever became of the second pass
+            self._advance()
         return loss
 
     def _step_by_closure(self, closure: Callable[[], Any]) -> Any:

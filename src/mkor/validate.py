@@ -21,14 +21,15 @@ WIRE_DTYPES = (None, torch.float32, torch.float64, torch.bfloat16)
 """Dtypes of statistics on the wire; sums over more than 65,504 rows overflow in float16."""
 
 
-def common_options(options: dict[str, Any]) -> None:
-    """Check the options that all methods share."""
-    every, warmup = options["factor_update_steps"], options["warmup_steps"]
-    counted("factor_update_steps", every)
+def common_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Check the options that all methods share; functions of the step check themselves later."""
+    warmup = options["warmup_steps"]
+    every = counted("factor_update_steps", options["factor_update_steps"])
     require("warmup_steps", warmup, is_count(warmup, 0), "an integer of at least 0")
     one_of("rescale", options["rescale"], ("gradient", None))
-    if options["kl_clip"] is not None:
-        scheduled("kl_clip", options["kl_clip"], positive, "positive and finite, or None")
+    clip = options["kl_clip"]
+    if clip is not None:
+        clip = scheduled("kl_clip", clip, positive, "positive and finite, or None")
     one_of("on_nonfinite", options["on_nonfinite"], ("skip", "reset", "raise"))
     one_of("wire_dtype", options["wire_dtype"], WIRE_DTYPES)
     hybrid = options["hybrid"]
@@ -46,6 +47,7 @@ def common_options(options: dict[str, Any]) -> None:
                 f"skip={pattern!r} is no regular expression ({error}); special characters such as "
                 "'.' or '[' are escaped with a backslash"
             ) from error
+    return {**options, "factor_update_steps": every, "kl_clip": clip}
 
 
 def check_model(model: object) -> None:

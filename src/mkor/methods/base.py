@@ -246,6 +246,23 @@ class Method(ABC):
     def init(self, shape: LayerShape, where: torch.device, parameters: torch.dtype) -> State:
         """The state of a layer before its first update, on device `where`."""
 
+    def misfit(self, state: State, shape: LayerShape, parameters: torch.dtype) -> str | None:
+        """In what a loaded state differs from one of these options, a phrase; None if it fits."""
+        own = self.init(shape, torch.device("meta"), parameters)
+        if state.keys() != own.keys():
+            there, here = sorted(state.keys() - own.keys()), sorted(own.keys() - state.keys())
+            parts = (", ".join(keys) or "less" for keys in (there, here))
+            return "keeps {} there and {} here, by other options".format(*parts)
+        for key, tensor in own.items():
+            if state[key].shape != tensor.shape and not self.grows():
+                sizes = f"{list(state[key].shape)} there and {list(tensor.shape)} here"
+                return f"has '{key}' of {sizes}, by other options"
+        return None
+
+    def grows(self) -> bool:
+        """Whether the size of the state follows the batch."""
+        return False
+
     @abstractmethod
     def bytes(self, shape: LayerShape, parameters: torch.dtype) -> int:
         """Bytes of the state `init` returns, known from the shape alone."""

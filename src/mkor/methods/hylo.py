@@ -71,6 +71,10 @@ class SNGDMethod(Method):
         state = {"events": torch.zeros(len(EVENTS), dtype=torch.int64, device=where)}
         return state | rows.empty(shape.stack, shape.outputs, shape.inputs, dtype, where)
 
+    def grows(self) -> bool:
+        """Rows are as many as the batch has."""
+        return True
+
     def bytes(self, shape: LayerShape, parameters: torch.dtype) -> int:
         """Bytes before the first update: a damping and the counters. The rows come with a batch."""
         return self.dtype(parameters).itemsize * shape.stack + 8 * len(EVENTS)

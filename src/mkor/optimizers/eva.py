@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mkor.checks import DTYPES, Schedule, fraction, one_of, positive, scheduled
+from mkor.checks import DTYPES, Schedule, one_of, positive, scheduled, weighted
 from mkor.hybrid import HybridSwitch
 from mkor.methods.eva import EvaMethod
 from mkor.optimizer import Preconditioner
@@ -76,8 +76,8 @@ class Eva(Preconditioner):
             ValueError: An option is out of range, or `base` doesn't fit the model.
         """
         one_of("state_dtype", state_dtype, DTYPES)
-        scheduled("factor_decay", factor_decay, fraction, "between 0 and 1, both excluded")
-        scheduled("damping", damping, positive, "positive and finite")
+        factor_decay = weighted("factor_decay", factor_decay)
+        damping = scheduled("damping", damping, positive, "positive and finite")
         options: dict[str, Any] = {
             "decay": factor_decay,
             "damping": damping,

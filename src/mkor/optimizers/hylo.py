@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mkor.checks import Schedule, is_count, is_number, one_of, positive, require, scheduled
+from mkor.checks import Schedule, checked, is_count, is_number, one_of, positive, require, scheduled
 from mkor.hybrid import HybridSwitch
 from mkor.methods.hylo import COMPRESS, HyLoMethod
 from mkor.optimizer import Preconditioner
@@ -95,13 +95,15 @@ class HyLo(Preconditioner):
         """
         part = is_number(rank) and 0 < rank <= 1
         require("rank", rank, part, "above 0 and at most 1")
-        way = sampling(0) if callable(sampling) else sampling
-        one_of("sampling", way, COMPRESS if callable(sampling) else SAMPLINGS)
+        if callable(sampling):
+            sampling = checked("sampling", sampling, is_way, f"one of {', '.join(COMPRESS)}")
+        else:
+            one_of("sampling", sampling, SAMPLINGS)
         require("switch_steps", switch_steps, is_count(switch_steps, 1), "an integer of at least 1")
         above = is_number(switch_change) and switch_change > 0
         require("switch_change", switch_change, above, "positive and finite")
         one_of("state_dtype", state_dtype, ROW_DTYPES)
-        scheduled("damping", damping, positive, "positive and finite")
+        damping = scheduled("damping", damping, positive, "positive and finite")
         options: dict[str, Any] = {
             "rank": rank,
             "sampling": sampling,
@@ -124,3 +126,8 @@ class HyLo(Preconditioner):
             on_nonfinite=on_nonfinite,
             hybrid=hybrid,
         )
+
+
+def is_way(value: object) -> bool:
+    """Whether a value names a way of picking rows."""
+    return value in tuple(COMPRESS)

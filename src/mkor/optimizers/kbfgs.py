@@ -9,7 +9,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mkor.checks import DTYPES, Schedule, fraction, is_count, is_number, one_of, require, scheduled
+from mkor.checks import (
+    DTYPES,
+    Schedule,
+    fraction,
+    is_count,
+    is_number,
+    one_of,
+    require,
+    scheduled,
+    weighted,
+)
 from mkor.hybrid import HybridSwitch
 from mkor.methods.kbfgs import KBFGSMethod
 from mkor.optimizer import Preconditioner
@@ -100,8 +110,8 @@ class KBFGS(Preconditioner):
             ValueError: An option is out of range, or `base` doesn't fit the model.
         """
         one_of("state_dtype", state_dtype, DTYPES)
-        scheduled("factor_decay", factor_decay, fraction, "between 0 and 1, both excluded")
-        scheduled("damping", damping, fraction, "between 0 and 1, both excluded")
+        factor_decay = weighted("factor_decay", factor_decay)
+        damping = scheduled("damping", damping, fraction, "between 0 and 1, both excluded")
         partial = is_number(pair_decay) and 0 <= pair_decay < 1
         require("pair_decay", pair_decay, partial, "at least 0 and below 1")
         several = memory is None or is_count(memory, 1)

@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 from mkor.checks import (
     Schedule,
     counted,
-    fraction,
     is_count,
     is_number,
     one_of,
     positive,
     require,
     scheduled,
+    weighted,
 )
 from mkor.hybrid import HybridSwitch
 from mkor.methods.kfac import SOLVERS, KFACMethod
@@ -113,12 +113,12 @@ class KFAC(Preconditioner):
         one_of("solver", solver, SOLVERS)
         one_of("damping_split", damping_split, ("factored", "plain"))
         one_of("weight_sharing", weight_sharing, ("expand", "reduce"))
-        one_of("state_dtype", state_dtype, STATE_DTYPES)
-        one_of("inverse_dtype", inverse_dtype, INVERSE_DTYPES)
-        scheduled("factor_decay", factor_decay, fraction, "between 0 and 1, both excluded")
-        scheduled("damping", damping, positive, "positive and finite")
+        check_dtypes(state_dtype, inverse_dtype)
+        factor_decay = weighted("factor_decay", factor_decay)
+        damping = scheduled("damping", damping, positive, "positive and finite")
         require("max_dim", max_dim, is_count(max_dim, 1), "an integer of at least 1")
-        check_inverses(grad_worker_fraction, inverse_update_steps)
+        check_use(solver, damping_split, grad_worker_fraction)
+        inverse_update_steps = counted("inverse_update_steps", inverse_update_steps)
         method = KFACMethod(
             solver=solver,
             decay=factor_decay,
@@ -148,8 +148,18 @@ class KFAC(Preconditioner):
         )
 
 
-def check_inverses(part: object, steps: object) -> None:
-    """Check who computes the inverses, and how often."""
+def check_dtypes(state: object, inverse: object) -> None:
+    """Check in what covariances are kept and decomposed."""
+    one_of("state_dtype", state, STATE_DTYPES)
+    one_of("inverse_dtype", inverse, INVERSE_DTYPES)
+
+
+def check_use(solver: str, split: str, part: object) -> None:
+    """Refuse a split of the damping where there is one damping, and check who inverts."""
+    if solver == "eigen" and split != "factored":
+        raise ValueError(
+            f"damping_split={split!r} has no effect with solver='eigen', which adds the damping to "
+            "the product of both factors: leave it out, or choose solver='inverse'"
+        )
     good = is_number(part) and 0 < part <= 1  # type: ignore[operator]
     require("grad_worker_fraction", part, good, "above 0 and at most 1")
-    counted("inverse_update_steps", steps)

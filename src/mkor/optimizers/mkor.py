@@ -9,7 +9,18 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mkor.checks import DTYPES, Schedule, fraction, is_count, one_of, positive, require, scheduled
+from mkor.checks import (
+    DTYPES,
+    Schedule,
+    above_one,
+    fraction,
+    is_count,
+    one_of,
+    positive,
+    require,
+    scheduled,
+    share,
+)
 from mkor.factors.dense import RULES
 from mkor.hybrid import HybridSwitch
 from mkor.methods.mkor import MKORMethod
@@ -141,17 +152,23 @@ class MKOR(Preconditioner):
 
 
 def check(options: dict[str, Any], window: int, rank: int) -> None:
-    """Refuse options that are out of range, or that the representation makes no use of."""
+    """Refuse options that are out of range, or that the representation makes no use of.
+
+    Functions of the step are replaced by ones that check themselves later.
+    """
     one_of("rule", options["rule"], RULES)
     one_of("statistic", options["statistic"], ("mean", "sketch"))
     one_of("representation", options["representation"], REPRESENTATIONS)
     one_of("state_dtype", options["state_dtype"], DTYPES)
-    scheduled("factor_decay", options["decay"], fraction, "between 0 and 1, both excluded")
-    if options["damping"] is not None:
-        limits = "positive and finite, or None for raw statistics"
-        scheduled("damping", options["damping"], positive, limits)
-    scheduled("norm_limit", options["norm_limit"], lambda e: e > 1, "finite and greater than 1")
-    scheduled("blend", options["blend"], lambda w: 0 <= w < 1, "at least 0 and below 1")
+    rules = {
+        "decay": ("factor_decay", fraction, "between 0 and 1, both excluded"),
+        "damping": ("damping", positive, "positive and finite, or None for raw statistics"),
+        "norm_limit": ("norm_limit", above_one, "finite and greater than 1"),
+        "blend": ("blend", share, "at least 0 and below 1"),
+    }
+    for key, (name, good, rule) in rules.items():
+        if options[key] is not None or key != "damping":
+            options[key] = scheduled(name, options[key], good, rule)
     counts = {"window": window, "rank": rank, **{k: options[k] for k in ("vectors", "max_dim")}}
     for name, value in counts.items():
         require(name, value, is_count(value, 1), "an integer of at least 1")

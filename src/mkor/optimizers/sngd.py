@@ -77,7 +77,7 @@ class SNGD(Preconditioner):
             ValueError: An option is out of range, or `base` doesn't fit the model.
         """
         one_of("state_dtype", state_dtype, ROW_DTYPES)
-        scheduled("damping", damping, positive, "positive and finite")
+        damping = scheduled("damping", damping, positive, "positive and finite")
         super().__init__(
             model,
             base,
