@@ -49,6 +49,10 @@ class NoProducts:
         """Itself: no option depends on the step."""
         return self
 
+    def learn(self, sizes: tuple[float, ...]) -> NoProducts:
+        """Itself: it listens to nothing."""
+        return self
+
     def precondition(self, state: dict[str, Tensor], grad: Tensor) -> Tensor:
         """A copy of the gradient."""
         return grad.clone()

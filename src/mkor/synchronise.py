@@ -38,7 +38,13 @@ def run_together(
     updates: dict[str, Update],
     exchange: Callable[[list[Exchange]], list[dict[str, Tensor]]],
 ) -> dict[str, State]:
-    """Run generators in lock-step, one exchange for all of them a round; their results by name."""
+    """Run generators in lock-step, one exchange for all of them a round; their results by name.
+
+    A worker that is alone runs one after the other: then the messages of one layer are held at a
+    time, which may be as large as its factors.
+    """
+    if comm.world_size() == 1 and len(updates) > 1:
+        return {n: run_together({n: update}, exchange)[n] for n, update in updates.items()}
     done: dict[str, State] = {}
     answers: dict[str, dict[str, Tensor] | None] = dict.fromkeys(updates)
     while answers:
