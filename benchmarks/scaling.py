@@ -23,6 +23,9 @@ from torch import nn
 
 import mkor
 
+LATER = 1000
+"""A step after every warm-up, in which inverses are due."""
+
 METHODS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "MKOR": (mkor.MKOR, {}, "d^2 + bd"),
     "Eva": (mkor.Eva, {}, "d^2 + bd"),
@@ -79,7 +82,7 @@ class Case:
             loss.backward()
             return loss
 
-        self.optimizer._engine.index = 0
+        self.optimizer._engine.index = LATER if self.optimizer.layers()[0].updates else 0
         self.optimizer._engine.listen()
         self.optimizer.step(closure)
         return self.spent, self.sent
