@@ -74,7 +74,8 @@ def _on_sgd(name: str, description: str, method: str, **options: Any) -> Optimiz
     return OptimizerRow(name, f"{description} on SGD with momentum 0.9", build)
 
 
-KFAC: dict[str, Any] = {"inverse_update_steps": 10, "rescale": "gradient", "kl_clip": None}
+NORM: dict[str, Any] = {"rescale": "gradient", "kl_clip": None}
+KFAC: dict[str, Any] = {"inverse_update_steps": 10, **NORM}
 """Small tasks are over before KAISA's interval of 100 steps pays. This, and dampings that are not a
 method's default, come from ``benchmarks/tuning.py``."""
 
@@ -111,7 +112,7 @@ _ROWS = (
     _on_sgd("hylo-kis", "HyLo with sampled rows", "HyLo", sampling="kis"),
     _on_sgd("hylo-kid", "HyLo with decomposed rows", "HyLo", sampling="kid"),
     _on_sgd("eva", "Eva", "Eva"),
-    _on_sgd("kbfgs", "K-BFGS", "KBFGS"),
+    _on_sgd("kbfgs", "K-BFGS", "KBFGS", **NORM),
 )
 
 OPTIMIZERS: dict[str, OptimizerRow] = {row.name: row for row in _ROWS}
