@@ -31,7 +31,7 @@ from workloads import WORKLOADS
 import mkor
 
 ATTENTION = ["attn"]
-"""What other implementations of K-FAC leave out."""
+"""Layers without which K-FAC is timed once more: not every implementation can observe them."""
 
 Build = Callable[[Any], torch.optim.Optimizer]
 
