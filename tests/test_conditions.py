@@ -107,3 +107,50 @@ def test_after_close_one_evaluation_is_enough():
     optimizer.close()
     optimizer.step(closure_of(model, optimizer, torch.randn(6, 4), calls))
     assert len(calls) == 1
+
+
+def test_after_the_second_pass_gradients_are_those_that_were_stepped_on():
+    model = noisy_net()
+    optimizer = kbfgs(model)
+    weights = [p.detach().clone() for p in model.parameters()]
+    optimizer.step(closure_of(model, optimizer, torch.randn(6, 4), []))
+    (group,) = optimizer.param_groups
+    for before, parameter in zip(weights, model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.detach(), before - group["lr"] * parameter.grad)
+
+
+def test_gradients_may_be_cleared_after_the_step_in_place_of_in_the_closure():
+    def run(in_closure):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+        optimizer = kbfgs(model)
+        for _ in range(3):
+            rows = torch.randn(6, 4)
+
+            def closure(rows=rows):
+                if in_closure:
+                    optimizer.zero_grad()
+                loss = model(rows).square().mean()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+            if not in_closure:
+                optimizer.zero_grad()
+        return optimizer.state_dict()["preconditioner"]["layers"]["0"]["state"]
+
+    for one, other in zip(run(True).values(), run(False).values(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_pair_is_the_difference_between_two_evaluations_of_the_batch(bias):
+    model = nn.Linear(4, 3, bias=bias).double()
+    optimizer = kbfgs(model)
+    rows, calls = torch.randn(6, 4, dtype=torch.float64), []
+    optimizer.step(closure_of(model, optimizer, rows, calls))
+    (record,) = optimizer.state_dict()["preconditioner"]["layers"].values()
+    outputs = calls[1] - calls[0]
+    s, y = outputs.mean(dim=0), 2 * outputs.sum(dim=0) / outputs.numel()  # of the mean square
+    torch.testing.assert_close(record["state"]["s"][0], 0.1 * s)
+    torch.testing.assert_close(record["state"]["y"][0], 0.1 * y)

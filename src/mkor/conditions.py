@@ -2,8 +2,8 @@
 
 The mathematics runs without a graph and without autocast, in the dtypes that it names. A second
 pass must differ from the first in the weights alone: it sees the same random numbers, so that
-dropout masks agree, and leaves no trace in random states or buffers, such as the running statistics
-of a batch normalisation.
+dropout masks agree, and no gradients of the first; it leaves no trace in random states, buffers
+such as the running statistics of a batch normalisation, or gradients.
 """
 
 from __future__ import annotations
@@ -41,8 +41,14 @@ class Replay:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Random numbers as at the time of making; random states and buffers are restored."""
+        """Random numbers as at the time of making; what the pass changes is restored after it.
+
+        Gradients are set aside, so that a closure may clear them before or after its own.
+        """
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        gradients = [(parameter, parameter.grad) for parameter in self.model.parameters()]
+        for parameter, _ in gradients:
+            parameter.grad = None
         try:
             with torch.random.fork_rng(self.devices, device_type=self.kind):
                 torch.set_rng_state(self.host)
@@ -54,3 +60,5 @@ class Replay:
             with torch.no_grad():
                 for buffer, kept in buffers:
                     buffer.copy_(kept)
+            for parameter, grad in gradients:
+                parameter.grad = grad

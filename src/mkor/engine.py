@@ -161,7 +161,10 @@ class Engine:
 
     def revisit(self) -> None:
         """Fold what the same batch showed after the base's step, for layers that were updated."""
-        if self.layers and not any(record.updates for record in self.records.values()):
+        weights = [layer.view.weight for layer in self.layers.values()]
+        trained = [weight for weight in weights if weight.requires_grad]
+        known = any(record.updates for record in self.records.values())
+        if trained and not known and all(weight.grad is None for weight in trained):
             self.warn_once(
                 "the closure showed no gradients of any layer, so nothing is preconditioned: it "
                 "must clear the gradients, compute the loss, call backward() and return the loss"

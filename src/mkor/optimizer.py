@@ -182,10 +182,11 @@ class Preconditioner(Delegate):
         try:
             if replay is not None:
                 self._engine.listen_again()
-                with replay.again(), torch.enable_grad():
-                    closure()
-                with exact(self.model.parameters()):
-                    self._engine.revisit()
+                with replay.again():
+                    with torch.enable_grad():
+                        closure()
+                    with exact(self.model.parameters()):
+                        self._engine.revisit()
         finally:  # the base has stepped, whatever became of the second pass
             self._advance()
         return loss

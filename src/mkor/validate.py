@@ -104,7 +104,8 @@ def check_closure(base: Optimizer, closure: Callable[[], Any] | None) -> Callabl
     if closure is None:
         raise TypeError(
             f"{type(base).__name__} evaluates the model itself: call step(closure) with a function "
-            "that clears the gradients, computes the loss, calls backward() and returns the loss"
+            "that clears the gradients, computes the loss, calls backward() and returns the loss. "
+            "A GradScaler passes no closure on; bfloat16 needs no loss scaling"
         )
     return closure
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -28,6 +28,8 @@ METHODS: dict[str, tuple[Callable[..., mkor.Preconditioner], dict[str, Any]]] = 
     "sngd": (mkor.SNGD, {}),
     "hylo-kis": (mkor.HyLo, {"sampling": "kis", "rank": 0.5}),
     "hylo-kid": (mkor.HyLo, {"sampling": "kid", "rank": 0.5}),
+    "kbfgs": (mkor.KBFGS, {}),
+    "kbfgs-memory": (mkor.KBFGS, {"memory": 5}),
 }
 """Every method that must pass the cases, a class and its options each."""
 
@@ -43,7 +45,12 @@ DECAY = 0.5
 
 def sees_inside_attention(method: str) -> bool:
     """Whether sums of output gradients, which a bias shows, are enough for a method."""
-    return METHODS[method][0] in (mkor.MKOR, mkor.Eva)
+    return METHODS[method][0] in (mkor.MKOR, mkor.Eva, mkor.KBFGS)
+
+
+def evaluates_again(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step evaluates the batch a second time, so that it needs a closure."""
+    return isinstance(optimizer, mkor.KBFGS)
 
 
 def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
@@ -80,18 +87,52 @@ class TwoHeads(nn.Module):
         return out
 
 
+class Taken(NamedTuple):
+    """What a step saw first: the loss, and the gradients before anything rewrote them."""
+
+    loss: float
+    grads: dict[str, Tensor]
+
+    def within(self, module: str) -> dict[str, Tensor]:
+        """The gradients of one module, named as it names its parameters."""
+        start = f"{module}."
+        own = {name: grad for name, grad in self.grads.items() if name.startswith(start)}
+        return {name.removeprefix(start): grad for name, grad in own.items()}
+
+
+def take_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[], Tensor],
+    backward: Callable[[Tensor], None] = Tensor.backward,
+    set_to_none: bool = True,
+) -> Taken:
+    """One step on the loss that a function makes, in the way that the optimizer takes steps."""
+    evaluations: list[Taken] = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad(set_to_none)
+        value = loss()
+        backward(value)
+        evaluations.append(Taken(value.item(), gradients(model)))
+        return value
+
+    if evaluates_again(optimizer):
+        optimizer.step(closure)  # type: ignore[arg-type]
+    else:
+        closure()
+        optimizer.step()
+    return evaluations[0]
+
+
 def train(
     model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Tensor], **kwargs: Any
 ) -> list[float]:
     """One step per batch on the mean square of the output; the losses."""
-    losses = []
-    for batch in batches:
-        optimizer.zero_grad()
-        loss = model(batch, **kwargs).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return [
+        take_step(model, optimizer, lambda b=batch: model(b, **kwargs).square().mean()).loss
+        for batch in batches
+    ]
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:

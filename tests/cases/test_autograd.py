@@ -23,6 +23,7 @@ from cases.helpers import (
     one_or_three,
     parameters,
     shown,
+    take_step,
     train,
     updates,
 )
@@ -95,12 +96,16 @@ def test_a18_create_graph_holds_no_graph(method):
     optimizer = build(method, model, factor_update_steps=10)
     held = []  # the graph saves the output of tanh
     model[1].register_forward_hook(lambda module, args, out: held.append(weakref.ref(out)))
-    for _ in range(20):
-        model(torch.randn(6, 4)).square().mean().backward(create_graph=True)
+
+    def backward(loss):
+        loss.backward(create_graph=True)
         assert held[-1]() is not None
-        optimizer.step()
+
+    for _ in range(20):
+        x = torch.randn(6, 4)
+        take_step(model, optimizer, lambda x=x: model(x).square().mean(), backward)
         optimizer.zero_grad()
-        assert held[-1]() is None
+        assert not any(ref() is not None for ref in held)
     assert set(updates(optimizer).values()) == {11}  # ten of warm-up, and the eleventh
     layers = optimizer.state_dict()["preconditioner"]["layers"].values()
     assert all(tensor.grad_fn is None for layer in layers for tensor in layer["state"].values())
@@ -114,9 +119,10 @@ def test_a18_create_graph_changes_no_number(method):
         model = mlp(4, 8, 2, bias=False)
         optimizer = build(method, model)
         for x in batches:
-            model(x).square().mean().backward(create_graph=create_graph)
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(
+                *(model, optimizer, lambda x=x: model(x).square().mean()),
+                lambda loss: loss.backward(create_graph=create_graph),
+            )
         return parameters(model) | factors(optimizer)
 
     batches = [torch.randn(6, 4) for _ in range(3)]
@@ -164,13 +170,16 @@ def test_a21_gradients_cleared_before_backward(method, bias, clear):
         model = mlp(4, 8, 2, bias=bias)
         optimizer = build(method, model)
         for x in batches:
-            if not late:
-                clear(model, optimizer)
-            loss = model(x).square().mean()
-            if late:
-                clear(model, optimizer)
-            loss.backward()
-            optimizer.step()
+
+            def loss(x=x):
+                if not late:
+                    clear(model, optimizer)
+                value = model(x).square().mean()
+                if late:
+                    clear(model, optimizer)
+                return value
+
+            take_step(model, optimizer, loss)
         assert updates(optimizer) == {"0": 3, "2": 3}
         return parameters(model) | factors(optimizer)
 
@@ -189,8 +198,7 @@ def test_a21_a_dropped_batch_leaves_no_statistic(method, bias, clear):
         if dropped:
             model(torch.full((6, 4), torch.nan)).square().mean().backward()
             clear(model, optimizer)
-        model(x).square().mean().backward()
-        optimizer.step()
+        take_step(model, optimizer, lambda: model(x).square().mean())
         return parameters(model) | factors(optimizer)
 
     x = torch.randn(6, 4)
@@ -228,7 +236,6 @@ def test_a12_forward_without_backward(method, bias):
     held = weakref.ref(x1)
     del x1, out
     assert held() is None
-    model(x2).square().mean().backward()
-    optimizer.step()
+    take_step(model, optimizer, lambda: model(x2).square().mean())
     twin = after_steps(method, lambda: mlp(4, 8, 2, bias=bias), [x2])
     assert_same(parameters(model) | factors(optimizer), twin)

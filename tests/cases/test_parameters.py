@@ -17,7 +17,6 @@ from cases.helpers import (
     every_method,
     factors,
     gradient_moment,
-    gradients,
     input_moment,
     mlp,
     observer,
@@ -28,6 +27,7 @@ from cases.helpers import (
     sgd,
     sgd_step,
     shown,
+    take_step,
     train,
     updates,
 )
@@ -51,13 +51,11 @@ def test_a09_tied_embedding(method):
     optimizer = build(method, model)
     for _ in range(3):
         before = parameters(model)
-        model(torch.randint(11, (6, 3))).square().mean().backward()
-        grads = gradients(model)
-        optimizer.step()
+        x = torch.randint(11, (6, 3))
+        grads = take_step(model, optimizer, lambda x=x: model(x).square().mean()).grads
         assert model.head.weight is model.embedding.weight
         # Not preconditioned, and stepped once.
         assert_same(parameters(model), sgd_step(before, grads), 1e-6)
-        optimizer.zero_grad()
     assert not updates(optimizer)
     assert reasons(optimizer)["head"] == "its weight is shared with Embedding 'embedding'"
 
@@ -116,10 +114,8 @@ def test_a27_frozen_weight_trainable_bias(method):
     optimizer = build(method, model)
     for _ in range(2):
         before = parameters(model)
-        model(torch.randn(6, 4)).square().mean().backward()
-        grads = gradients(model)
-        optimizer.step()
-        optimizer.zero_grad()
+        x = torch.randn(6, 4)
+        grads = take_step(model, optimizer, lambda x=x: model(x).square().mean()).grads
         assert grads.keys() == {"bias"}
         assert_same(parameters(model), sgd_step(before, grads), 1e-6)
     assert not factors(optimizer)
@@ -132,13 +128,12 @@ def test_a27_trainable_weight_frozen_bias(method):
     optimizer = build(method, model, **KEEPS_NORM)
     for _ in range(2):
         before = parameters(model)
-        model(torch.randn(6, 4) + 2).square().mean().backward()
-        norm = model.weight.grad.norm()
-        optimizer.step()
+        x = torch.randn(6, 4) + 2
+        taken = take_step(model, optimizer, lambda x=x: model(x).square().mean())
+        norm = taken.grads["weight"].norm()
         moved = model.weight.detach() - before["weight"]
         torch.testing.assert_close(moved.norm(), LR * norm, rtol=1e-4, atol=0)
         assert torch.equal(model.bias, before["bias"])
-        optimizer.zero_grad()
     assert updates(optimizer) == {"Linear": 2}
 
 
@@ -162,9 +157,8 @@ def test_a27_bias_of_another_optimizer(method):
     model = nn.Linear(4, 3)
     optimizer = build(method, model, torch.optim.SGD([model.weight], lr=LR), **KEEPS_NORM)
     for _ in range(2):
-        model(torch.randn(6, 4)).square().mean().backward()
-        grads = gradients(model)
-        optimizer.step()
+        x = torch.randn(6, 4)
+        grads = take_step(model, optimizer, lambda x=x: model(x).square().mean()).grads
         assert torch.equal(model.bias.grad, grads["bias"])
         assert not torch.equal(model.weight.grad, grads["weight"])
         torch.testing.assert_close(model.weight.grad.norm(), grads["weight"].norm())
@@ -237,9 +231,10 @@ def test_a32_unused_layer(method, set_to_none):
         own.grad = None if set_to_none else torch.zeros_like(own)
     start = parameters(model.b)
     for _ in range(5):
-        model(torch.randn(6, 4), "a").square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none)
+        x = torch.randn(6, 4)
+        take_step(
+            *(model, optimizer, lambda x=x: model(x, "a").square().mean()), set_to_none=set_to_none
+        )
         twin.step()
     assert_same(parameters(model.b), parameters(alone))
     assert torch.equal(model.b.weight, start["weight"]) == set_to_none
@@ -260,12 +255,11 @@ def test_a38_computed_weight(method, kind):
     optimizer = build(method, model)
     for _ in range(2):
         before = parameters(model[0])
-        model(torch.randn(6, 4)).square().mean().backward()
-        grads = gradients(model[0])
-        optimizer.step()
+        x = torch.randn(6, 4)
+        taken = take_step(model, optimizer, lambda x=x: model(x).square().mean())
+        grads = taken.within("0")
         assert grads
         assert_same(parameters(model[0]), sgd_step(before, grads), 1e-6)
-        optimizer.zero_grad()
     assert updates(optimizer) == {"2": 2}
     assert reasons(optimizer)["0"] == "its weight is computed, not a parameter"
 
@@ -286,8 +280,7 @@ def test_a38_computed_weight_in_attention(method, part):
         return
     optimizer = build(method, model)
     x = torch.randn(5, 3, 4)
-    model(x, x, x)[0].square().mean().backward()
-    optimizer.step()
+    take_step(model, optimizer, lambda: model(x, x, x)[0].square().mean())
     left = {"in_proj_weight": ".in_proj", "out_proj": ".out_proj"}
     kept = {".in_proj", ".out_proj"} - {left[part]}
     assert {name.removeprefix("MultiheadAttention") for name in updates(optimizer)} == kept

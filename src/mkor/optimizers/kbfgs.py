@@ -34,10 +34,10 @@ class KBFGS(Preconditioner):
     `step(closure)` is required. The closure clears the gradients, evaluates the loss, calls
     `backward()` and returns the loss, as for `torch.optim.LBFGS`. In a step that updates the
     factors it is evaluated twice, before and after the base's step, on the same batch and with the
-    same random numbers; buffers, such as the running statistics of a batch normalisation, are
-    restored after the second evaluation. The loss returned is the first one's. The closure must not
-    clip gradients, since the two evaluations are compared; `kl_clip` bounds the step. A base that
-    needs a closure itself (`torch.optim.LBFGS`) is refused.
+    same random numbers; gradients and buffers, such as the running statistics of a batch
+    normalisation, are restored after the second evaluation. The loss returned is the first one's.
+    The closure must not clip gradients, since the two evaluations are compared; `kl_clip` bounds
+    the step. A base that needs a closure itself (`torch.optim.LBFGS`) is refused.
 
     Example:
         >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
