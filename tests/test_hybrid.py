@@ -3,7 +3,6 @@
 import copy
 import logging
 import pickle
-import warnings
 
 import pytest
 import torch
@@ -169,8 +168,8 @@ def test_a_loss_that_is_observed_counts_as_a_closures(method):
     for batch, loss in zip(data(8), losses, strict=True):
         optimizer.zero_grad()
         backward(model, batch)
-        optimizer.observe_loss(torch.tensor(loss) - 1)  # micro-batches, averaged
-        optimizer.observe_loss(loss + 1)
+        optimizer.observe_loss(torch.tensor(loss) - 0.125)  # micro-batches, averaged
+        optimizer.observe_loss(loss + 0.125)
         optimizer.step()
     assert same(model, by_closure[0])
     assert optimizer._engine.resting == by_closure[1]._engine.resting == 8
@@ -341,14 +340,30 @@ def test_without_a_loss_it_warns_once():
     go(9)
 
 
-def test_a_loss_that_is_not_finite_says_nothing():
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+def test_tensors_that_are_no_losses_say_nothing_but_are_told(bad, caplog):
     model, optimizer = build(**FLAT)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(model, optimizer, data(8), [float("nan")] * 8)
+    with pytest.warns(UserWarning, match=r"2 losses, none of them finite .* in 2 steps") as told:
+        train(model, optimizer, data(8), [bad] * 8)
+    assert len(told) == 1
     assert optimizer._engine.resting is None
-    train(model, optimizer, data(4), [1.0, float("inf")] * 2)
+    lines = [f"loss left out: step={step} losses=2 of=2" for step in (2, 4, 6, 8)]
+    assert caplog.messages == lines
+    train(model, optimizer, data(4), [1.0, bad] * 2)
     assert optimizer._engine.resting == 12
+    assert caplog.messages[4:6] == [f"loss left out: step={s} losses=1 of=2" for s in (10, 12)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "shown"), [(float("nan"), "nan"), (-float("inf"), "-inf"), (-0.5, "-0.5")]
+)
+def test_numbers_that_are_no_losses_are_refused(bad, shown):
+    _, optimizer = build(**FLAT)
+    optimizer.observe_loss(3.0)
+    with pytest.raises(ValueError, match=rf"the loss is {shown}: it must be finite and at least 0"):
+        optimizer.observe_loss(bad)
+    meter = optimizer._handover.meter
+    assert (meter.calls, meter.take(None)) == (1, 3.0)
 
 
 def test_a_closed_optimizer_stays_closed():

@@ -175,6 +175,7 @@ def unpack_phase(
         optimized = {id(p) for group in base.param_groups for p in group["params"]}
         engine.rest(resting is not None, optimized)
     engine.resting = resting
+    engine.pause(handover.trying)
 
 
 def unpack(engine: Engine, packed: dict[str, Any]) -> None:

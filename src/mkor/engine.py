@@ -8,7 +8,6 @@ books that `optimizer.layers()` shows.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,6 +21,7 @@ from mkor.capture.folds import observable
 from mkor.capture.hooks import Capture
 from mkor.capture.views import View
 from mkor.distributed import comm
+from mkor.faults import Faults, refuse_nonfinite
 from mkor.meter import Meter, device_of
 from mkor.methods.base import Kind, LayerShape, Method, Seen, State, Update
 from mkor.rescale import keep_finite, kl_factor, match_norm
@@ -35,7 +35,7 @@ RESCALE: dict[str | None, Callable[[Tensor, Tensor], Tensor]] = {
 """How a preconditioned gradient is scaled, by the name of the option `rescale`."""
 
 
-BOOKS = ("index", "records", "heard", "sizes", "resting")
+BOOKS = ("index", "records", "heard", "sizes", "resting", "paused")
 """What a copy of an engine takes over."""
 
 
@@ -82,9 +82,10 @@ class Engine:
         self.layers: dict[str, Layer] = {}
         self.left: list[LeftOut] = []
         self.records: dict[str, Record] = {}
-        self.warned: set[str] = set()
+        self.faults = Faults()
         self.index = 0
         self.resting: int | None = None  # the number of steps after which it began to rest
+        self.paused = False  # while the base optimizer is on trial
         self.heard = Meter("the gradient's size")  # ‖∇‖² in the period that runs
         self.sizes: tuple[float, ...] = ()  # of the last two periods
 
@@ -101,10 +102,17 @@ class Engine:
     def rest(self, rest: bool, optimized: set[int]) -> None:
         """Free the factors and remove the hooks, or install hooks for new factors."""
         self.resting = self.index if rest else None
+        self.paused = False
         self.layers, self.records, self.sizes = {}, {}, ()
         self.heard.clear()
         self.capture.watch({}, {})
         self.discover(optimized)
+
+    def pause(self, paused: bool) -> None:
+        """Keep the factors and hooks, but leave the gradients alone; or go on."""
+        if paused != self.paused:
+            self.paused = paused
+            self.listen()
 
     def reopen(self, books: dict[str, Any]) -> None:
         """Go on with the books of the engine that this one is a copy of."""
@@ -116,7 +124,7 @@ class Engine:
     def listen(self) -> None:
         """Observe the step that begins, if it updates the factors."""
         self.capture.armed = False
-        if self.resting is not None:
+        if not self.working:
             return
         self.now = self.method.at(self.index).learn(self.sizes)
         if self.due:
@@ -129,6 +137,11 @@ class Engine:
     def kinds(self, wants: Callable[[LayerShape], tuple[Kind, Kind]]) -> dict[str, Any]:
         """What a method wants of every layer."""
         return {name: wants(layer.view.shape) for name, layer in self.layers.items()}
+
+    @property
+    def working(self) -> bool:
+        """Whether gradients are preconditioned."""
+        return self.resting is None and not self.paused
 
     @property
     def seed(self) -> int:
@@ -152,7 +165,7 @@ class Engine:
             return
         seen = self.collect()
         if self.on_nonfinite == "raise":
-            self.refuse_nonfinite(seen)
+            refuse_nonfinite(self.layers, seen, self.index)
         first = self.now.first()
         methods = {name: self.now if self.records[name].updates else first for name in seen}
         for name in self.run({n: methods[n].update(self.state(n), seen[n]) for n in seen}):
@@ -165,7 +178,7 @@ class Engine:
         trained = [weight for weight in weights if weight.requires_grad]
         known = any(record.updates for record in self.records.values())
         if trained and not known and all(weight.grad is None for weight in trained):
-            self.warn_once(
+            self.faults.once(
                 "the closure showed no gradients of any layer, so nothing is preconditioned: it "
                 "must clear the gradients, compute the loss, call backward() and return the loss"
             )
@@ -246,7 +259,7 @@ class Engine:
                 seen[name] = what if weight is None else replace(what, weight=weight)
             elif layer.view.weight.grad is not None and not self.records[name].updates:
                 silent.append(name)
-        self.warn_silent(silent)
+        self.faults.silent(silent, self.index)
         return seen
 
     def state(self, name: str) -> State:
@@ -261,35 +274,3 @@ class Engine:
             if tensor.device != weight.device or tensor.dtype != wanted:
                 record.state[key] = tensor.to(weight.device, wanted)
         return record.state
-
-    def refuse_nonfinite(self, seen: dict[str, Seen]) -> None:
-        """Raise before anything changes if a statistic or gradient isn't finite; synchronises."""
-        for name, layer in self.layers.items():
-            tensors = [seen[name].inputs, seen[name].grads] if name in seen else []
-            grad = layer.view.weight.grad
-            if grad is not None and grad.layout == torch.strided:
-                tensors.append(grad)
-            if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
-                raise FloatingPointError(
-                    f"layer '{name}' has a statistic or gradient that is not finite in step "
-                    f"{self.index}; nothing was changed (on_nonfinite='raise'). Call zero_grad() "
-                    "and go on with the next batch"
-                )
-
-    def warn_silent(self, names: list[str]) -> None:
-        """Warn once per layer that trains but never showed a statistic."""
-        new = [name for name in names if name not in self.warned]
-        if new:
-            self.warned.update(new)
-            self.warn_once(
-                f"no statistics arrived for {', '.join(new)}: the layer keeps training by the base "
-                "optimizer alone. Its module was not called through __call__ (model code may call "
-                ".forward or use the weight directly), or the model was compiled before the "
-                "optimizer was built"
-            )
-
-    def warn_once(self, text: str) -> None:
-        """Warn, but not of the same thing again."""
-        if text not in self.warned:
-            self.warned.add(text)
-            warnings.warn(text, UserWarning, stacklevel=5)

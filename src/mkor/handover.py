@@ -10,7 +10,7 @@ from typing import Any, SupportsFloat
 import torch
 
 from mkor.hybrid import Course, HybridSwitch
-from mkor.meter import Meter
+from mkor.meter import Meter, Stopwatch
 
 LOG = logging.getLogger("mkor")
 
@@ -22,8 +22,15 @@ class Handover:
         """Preconditioning, with no loss seen."""
         self.rule = rule
         self.warned = False
-        self.meter = Meter("the loss")
+        self.meter = Meter("the loss", least=0.0)
+        self.times = Meter("the time of a window")
+        self.watch = Stopwatch(rule.clock)
         self.course = Course()
+
+    @property
+    def trying(self) -> bool:
+        """Whether the base works alone on trial."""
+        return self.course.pace is not None
 
     def observe(self, loss: SupportsFloat) -> None:
         """See a loss, without waiting for it."""
@@ -45,42 +52,67 @@ class Handover:
         elif steps % self.rule.window == 0:
             self.look(steps, device)
         changed = self.course.preconditioning != before.preconditioning
-        if changed:
-            self.log(before)
+        if changed or self.trying != (before.pace is not None):
+            self.log(before, steps)
         return changed
 
     def look(self, steps: int, device: torch.device | None) -> None:
         """Compare the window that ends with the one before."""
-        silent = self.meter.calls == 0 and self.course.loss is None
+        shown = self.meter.calls
         loss = self.meter.take(device)
+        seconds = self.time(device)
+        if self.meter.left_out:
+            LOG.warning("loss left out: step=%d losses=%d of=%d", steps, self.meter.left_out, shown)
         if loss is not None:
-            self.course = self.rule.follow(self.course, steps, loss)
-        elif silent and not self.warned:
+            self.course = self.rule.follow(self.course, steps, loss, seconds)
+        elif self.course.loss is None and not self.course.trials and not self.warned:
             self.warned = True
-            warnings.warn(
-                f"the hybrid switch has seen no loss in {steps} steps, so that it can't hand over "
-                "to the base optimizer: call observe_loss(loss) in every step, pass a closure to "
-                "step(), or build HybridSwitch(at_step=...)",
-                UserWarning,
-                stacklevel=7,
-            )
+            warnings.warn(missing(steps, shown), UserWarning, stacklevel=7)
 
-    def log(self, before: Course) -> None:
+    def time(self, device: torch.device | None) -> float:
+        """The mean time of the window over all workers; 0 where no trial needs it.
+
+        The losses of the window were read just before, so that the device has caught up.
+        """
+        if self.rule.trial is None:
+            return 0.0
+        self.times.add(self.watch.seconds())
+        self.watch.start()
+        return self.times.take(device) or 0.0
+
+    def log(self, before: Course, steps: int) -> None:
         """One line for the log of the run."""
         phase = "preconditioning" if self.course.preconditioning else "base optimizer alone"
+        phase = "base optimizer on trial" if self.trying else phase
         loss = "unseen" if self.course.loss is None else f"{self.course.loss:.6g}"
         LOG.info(
             "hybrid switch: phase=%s step=%d after=%d loss=%s",
-            *(phase, self.course.since, self.course.since - before.since, loss),
+            *(phase, steps, steps - before.since, loss),
         )
 
     def state_dict(self) -> dict[str, Any]:
         """The course and the window that runs, as plain numbers."""
-        return {"course": asdict(self.course), "meter": self.meter.state_dict()}
+        return {
+            "course": {**asdict(self.course), "seconds": list(self.course.seconds)},
+            "meter": self.meter.state_dict(),
+            "seconds": self.watch.seconds() if self.rule.trial else 0.0,
+        }
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Go on from what `state_dict` returned; from the start without."""
-        self.course = Course(**state["course"]) if state else Course()
+        known = state["course"] if state else {}
+        self.course = Course(**{**known, "seconds": tuple(known.get("seconds", ()))})
         self.meter.clear()
+        self.watch.start(state.get("seconds", 0.0) if state else 0.0)
         if state:
             self.meter.load_state_dict(state["meter"])
+
+
+def missing(steps: int, shown: int) -> str:
+    """What to do about a first window without a loss to go by."""
+    what = f"{shown} losses, none of them finite and at least 0," if shown else "no loss"
+    return (
+        f"the hybrid switch has seen {what} in {steps} steps, so that it can't hand over to the "
+        "base optimizer: call observe_loss(loss) in every step, pass a closure to step(), or "
+        "build HybridSwitch(at_step=...)"
+    )

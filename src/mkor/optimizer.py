@@ -135,15 +135,17 @@ class Preconditioner(Delegate):
         """Show the loss of a step to the hybrid switch; without one, nothing happens.
 
         The loss of a closure is seen by itself. Losses of several batches in a step are averaged,
-        those that aren't finite are left out, and over many workers it is the mean of theirs that
-        counts.
+        and over many workers it is the mean of theirs that counts.
 
         Args:
-            loss: A number, or a tensor of one element, which is not waited for.
+            loss: A number of at least 0, or a tensor of one element. A tensor is not waited for, so
+                that one which is negative or not finite is left out, and told in the log when the
+                window ends.
 
         Raises:
             TypeError: The loss is not a number.
-            ValueError: The loss is a tensor of several elements.
+            ValueError: The loss is a tensor of several elements, or a number that is negative or
+                not finite.
         """
         if self._handover is not None and not self._closed:
             self._handover.observe(loss)
@@ -156,7 +158,7 @@ class Preconditioner(Delegate):
     @property
     def _active(self) -> bool:
         """Whether gradients are preconditioned."""
-        return not self._closed and self._engine.resting is None
+        return not self._closed and self._engine.working
 
     def _advance(self) -> None:
         """End the step, and with it the phase if the hybrid switch says so."""
@@ -166,6 +168,7 @@ class Preconditioner(Delegate):
             return
         if handover.advance(self._engine.index, device_of(self.model.parameters())):
             self._engine.rest(not handover.course.preconditioning, self._optimized())
+        self._engine.pause(handover.trying)
 
     def _rewrite(self, update: bool = True) -> None:
         with exact(self.model.parameters()):

@@ -51,6 +51,9 @@ def layer_infos(engine: Engine) -> list[LayerInfo]:
     if engine.resting is not None:
         reason = f"handed over to the base optimizer after {engine.resting} steps"
         infos = [replace(info, preconditioned=False, reason=reason, bytes=0) for info in infos]
+    if engine.paused:
+        reason = "left to the base optimizer while it is on trial"
+        infos = [replace(info, preconditioned=False, reason=reason) for info in infos]
     left = [LayerInfo(m.name, m.kind, m.shape, False, m.reason) for m in engine.left]
     return infos + left
 

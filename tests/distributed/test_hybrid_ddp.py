@@ -43,7 +43,38 @@ def train(rank, losses, method):
     return optimizer._engine.resting, rates, weights
 
 
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def on_trial(rank, method):
+    """The phase after every step, where workers measure other times than each other."""
+    torch.manual_seed(3)
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    clock = Clock()
+    rule = {"window": 2, "patience": 1, "smoothing": 0.0, "threshold": 0.5, "trial": 2}
+    hybrid = mkor.HybridSwitch(**rule, clock=clock)
+    optimizer = getattr(mkor, method)(model, base, factor_update_steps=2, hybrid=hybrid)
+    phases = []
+    for step in range(10):
+        # By worker 0 alone the method would go on, by worker 1 alone the base would take over.
+        clock.now += 1.0 if step < 6 else (0.9, 0.1)[rank]
+        optimizer.zero_grad()
+        model(torch.randn(6, 4)).square().mean().backward()
+        optimizer.observe_loss((1.0, 0.8, 0.76, 0.75, 0.73)[step // 2])
+        optimizer.step()
+        engine = optimizer._engine
+        phases.append("base" if engine.resting else "trial" if engine.paused else "method")
+    return phases
+
+
 def worker(rank, jobs):
+    if jobs is None:
+        return [on_trial(rank, method) for method in ("MKOR", "KFAC", "HyLo")]
     return [train(rank, losses, method) for losses in jobs for method in ("MKOR", "KFAC")]
 
 
@@ -56,3 +87,9 @@ def test_workers_agree_on_the_step(tmp_path):
         expected = [0.1] * 5 + [0.05] * 2 + [0.025] * 2 + [0.0125] * 2 + [0.00625]
         assert here[1] == there[1] == pytest.approx(expected)
         assert torch.equal(here[2], there[2])
+
+
+@pytest.mark.slow
+def test_workers_agree_on_the_end_of_a_trial(tmp_path):
+    first, second = spawn(worker, tmp_path, None)
+    assert first == second == [["method"] * 5 + ["trial"] * 4 + ["base"]] * 3

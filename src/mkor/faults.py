@@ -1,0 +1,59 @@
+"""What goes wrong in a step without ending the training: told once, and in the log of the run."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from mkor.capture.discover import Layer
+from mkor.methods.base import Seen
+
+LOG = logging.getLogger("mkor")
+
+
+class Faults:
+    """Warnings of one optimizer, each given once."""
+
+    def __init__(self) -> None:
+        """Nothing told yet."""
+        self.told: set[str] = set()
+
+    def silent(self, names: Iterable[str], step: int) -> None:
+        """Warn of layers that train but never showed a statistic."""
+        new = [name for name in names if name not in self.told]
+        if new:
+            self.told.update(new)
+            listed = ", ".join(new)
+            LOG.warning("no statistics: step=%d layers=%s", step, listed)
+            self.once(
+                f"no statistics arrived for {listed}: the layer keeps training by the base "
+                "optimizer alone. Its module was not called through __call__ (model code may call "
+                ".forward or use the weight directly), or the model was compiled before the "
+                "optimizer was built",
+                stacklevel=9,
+            )
+
+    def once(self, text: str, stacklevel: int = 6) -> None:
+        """Warn, but not of the same thing again."""
+        if text not in self.told:
+            self.told.add(text)
+            warnings.warn(text, UserWarning, stacklevel=stacklevel)
+
+
+def refuse_nonfinite(layers: Mapping[str, Layer], seen: Mapping[str, Seen], step: int) -> None:
+    """Raise before anything changes if a statistic or gradient isn't finite; synchronises."""
+    for name, layer in layers.items():
+        tensors = [seen[name].inputs, seen[name].grads] if name in seen else []
+        grad = layer.view.weight.grad
+        if grad is not None and grad.layout == torch.strided:
+            tensors.append(grad)
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+            LOG.error("not finite: step=%d layer=%s", step, name)
+            raise FloatingPointError(
+                f"layer '{name}' has a statistic or gradient that is not finite in step {step}; "
+                "nothing was changed (on_nonfinite='raise'). Call zero_grad() and go on with the "
+                "next batch"
+            )
