@@ -6,6 +6,7 @@ loss.backward(); optimizer.step(); optimizer.zero_grad()
 """
 
 from mkor.baselines.lamb import LAMB
+from mkor.estimate import Collective, Estimate, LayerEstimate, UpdateEstimate, estimate
 from mkor.hybrid import HybridSwitch
 from mkor.lr_scheduler import KneePointLR
 from mkor.optimizer import Preconditioner
@@ -24,11 +25,16 @@ __all__ = [
     "LAMB",
     "MKOR",
     "SNGD",
+    "Collective",
+    "Estimate",
     "Eva",
     "HyLo",
     "HybridSwitch",
     "KneePointLR",
+    "LayerEstimate",
     "LayerInfo",
     "Preconditioner",
+    "UpdateEstimate",
     "__version__",
+    "estimate",
 ]

@@ -7,11 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mkor.capture.blank import blank, folded
 from mkor.capture.discover import Layer
-from mkor.capture.folds import bias_tells, input_shape, output_shape
+from mkor.capture.folds import bias_tells
 from mkor.capture.observe import Leaves, RowLeaf
 from mkor.capture.views import View
-from mkor.methods.base import Kind, Moment, Rows, Seen, Sketch, wide
+from mkor.methods.base import Kind, Seen, wide
 
 
 def collected(
@@ -39,28 +40,14 @@ def folds_seen(layer: Layer, leaves: Leaves, kinds: tuple[Kind, Kind]) -> Seen |
     view = layer.view
     if leaves.inputs.grad is None:
         return None
-    seen = inputs_seen(view, kinds[0], leaves.inputs.grad.detach())
+    fold = leaves.inputs.grad.detach()
+    seen = folded(view.shape, kinds[0], fold, view.gradient_norm())
     bias = view.bias_gradient() if bias_tells(view, kinds[1]) else None
     if bias is not None and layer.bias_shows_gradient:
         return replace(seen, grads=bias.detach().to(seen.inputs.dtype), grads_reduced=True)
     if leaves.outputs.grad is None:
         return None
     return replace(seen, grads=leaves.outputs.grad.detach())
-
-
-def inputs_seen(view: View, kind: Kind, fold: Tensor) -> Seen:
-    """The input side of a fold (see `folds`), with no output gradient yet."""
-    side = view.shape.inputs
-    empty, norm = fold[:, :0], view.gradient_norm()
-    if isinstance(kind, Moment):
-        above = side if kind.matrix else 0
-        matrix, rows, samples = fold[:, :above, :above], fold[0, -2, -1:], fold[0, -1, -1:]
-        sums = fold[:, -2, :side]
-        return Seen(matrix, empty, rows, norm, False, samples=samples, input_sums=sums)
-    if isinstance(kind, Sketch):
-        rows, samples = fold[0, -1, -1:], fold[0, -1, -2:-1]
-        return Seen(fold[:, :-1, :side], empty, rows, norm, False, samples=samples)
-    return Seen(fold[..., :side], empty, fold[0, :, -1], norm, False)
 
 
 def rows_seen(view: View, leaves: RowLeaf) -> Seen | None:
@@ -76,28 +63,12 @@ def rows_seen(view: View, leaves: RowLeaf) -> Seen | None:
 def nothing(layer: Layer, kinds: tuple[Kind, Kind], absolute: bool) -> Seen:
     """The statistic of a layer that this worker didn't use: no rows."""
     view = layer.view
-    weight, dtype = view.weight, wide(view.weight.dtype)
-    shape, kind = view.shape, kinds[0]
-    if isinstance(kind, Rows):
-        inputs = weight.new_zeros(shape.stack, 0, shape.inputs, dtype=dtype)
-        grads = weight.new_zeros(shape.stack, 0, shape.outputs, dtype=dtype)
-        kept = {"inputs": inputs, "grads": grads}
-        kept = kind.compress(inputs, grads, 0) if kind.compress else kept
-        inputs, grads = kept.pop("inputs"), kept.pop("grads")
-        norm = view.gradient_norm()
-        seen = Seen(inputs, grads, weight.new_zeros(1, dtype=dtype), norm, False, kept=kept)
-    else:
-        seen = inputs_seen(view, kind, weight.new_zeros(input_shape(kind, view), dtype=dtype))
-        bias = view.bias_gradient() if bias_tells(view, kinds[1]) else None
-        if bias is not None and layer.bias_shows_gradient:
-            seen = replace(seen, grads=bias.detach().to(dtype), grads_reduced=True)
-        else:
-            grads = weight.new_zeros(output_shape(kinds[1], view), dtype=dtype)
-            seen = replace(seen, grads=grads)
-    if not absolute:
-        return seen
-    shown = weight.new_zeros(shape.stack, shape.outputs, dtype=dtype)
-    return replace(seen, shown=shown, true=true_sums(view))
+    seen = blank(layer, kinds, absolute, view.weight.device)
+    seen = replace(seen, gradient=view.gradient_norm())
+    bias = view.bias_gradient() if seen.grads_reduced else None
+    if seen.grads_reduced and bias is not None:
+        seen = replace(seen, grads=bias.detach().to(seen.inputs.dtype))
+    return replace(seen, true=true_sums(view)) if absolute else seen
 
 
 def true_sums(view: View) -> Tensor:

@@ -171,7 +171,8 @@ def sample(inputs: Tensor, grads: Tensor, seed: int, *, rank: float) -> dict[str
     sizes = sizes.square()  # [G, n]
     ends = sizes.cumsum(dim=-1)
     total = ends[:, -1:]
-    source = torch.Generator(device=inputs.device).manual_seed(seed)
+    # Shapes alone have no random state.
+    source = None if inputs.is_meta else torch.Generator(inputs.device).manual_seed(seed)
     place = torch.rand(stack, count, generator=source, device=ends.device, dtype=ends.dtype)
     place = (place + torch.arange(count, device=ends.device)) / count * total
     index = torch.searchsorted(ends, place, right=True).clamp_max_(rows - 1)  # [G, m]

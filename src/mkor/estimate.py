@@ -1,0 +1,289 @@
+"""Sizes and costs of a method on a model, from shapes alone.
+
+Nothing here repeats what a method does. The method itself runs on tensors without memory, on the
+statistics that each layer will show: what it yields is what crosses workers, what it returns is
+its state, and its operations are counted (see `tracing`). So a new method is estimated like any
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from mkor.capture.discover import Layer, find_layers
+from mkor.capture.folds import observable
+from mkor.capture.views import View
+from mkor.checks import is_count, require
+from mkor.methods.base import Method
+from mkor.optimizer import Preconditioner
+from mkor.schedule import UpdateSchedule
+from mkor.texts import aligned, bytes_text, flops_text
+from mkor.tracing import Trace, on_the_wire, trace_layers
+
+LATER = range(1000, 2000)
+"""Steps that stand for all: behind every warm-up, and whole periods of usual frequencies."""
+
+
+@dataclass(frozen=True)
+class LayerEstimate:
+    """One layer, as it will be on every worker.
+
+    Attributes:
+        name: As in `optimizer.layers()`.
+        kind: Class of the module.
+        shape: Shape of the weight.
+        reason: Why the layer is left to the base optimizer, or None.
+        bytes: Bytes of state.
+        wire: Bytes of what an update brings together from all workers.
+        update_flops: Operations of an update, what the hooks do included.
+        step_flops: Operations of preconditioning a gradient.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    reason: str | None = None
+    bytes: int = 0
+    wire: int = 0
+    update_flops: int = 0
+    step_flops: int = 0
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective operation.
+
+    Attributes:
+        kind: "sum" (an all-reduce) or "gather" (an all-gather).
+        bytes: Size of the result on a worker.
+    """
+
+    kind: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class UpdateEstimate:
+    """One kind of update of the factors.
+
+    Attributes:
+        share: The share of the steps that make such an update.
+        flops: Operations of a worker.
+        collectives: What crosses workers, in order.
+    """
+
+    share: float
+    flops: int
+    collectives: tuple[Collective, ...]
+
+    @property
+    def wire(self) -> int:
+        """Bytes of all results."""
+        return sum(collective.bytes for collective in self.collectives)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What `mkor.estimate` found; `print` shows it as a table.
+
+    Attributes:
+        method: Name of the method.
+        workers: Number of workers.
+        layers: One entry per layer, those left to the base optimizer last.
+        updates: The kinds of update that later steps make, the dearest first.
+    """
+
+    method: str
+    workers: int
+    layers: tuple[LayerEstimate, ...]
+    updates: tuple[UpdateEstimate, ...] = field(repr=False)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of state a worker."""
+        return sum(layer.bytes for layer in self.layers)
+
+    @property
+    def wire(self) -> int:
+        """Bytes that cross the network in an update: the sizes of what collectives return."""
+        return self.updates[0].wire
+
+    @property
+    def update_flops(self) -> int:
+        """Operations of an update on a worker."""
+        return self.updates[0].flops
+
+    @property
+    def step_flops(self) -> int:
+        """Operations of preconditioning, which every step does."""
+        return sum(layer.step_flops for layer in self.layers)
+
+    @property
+    def mean_wire(self) -> float:
+        """Bytes that cross the network a step, on average."""
+        return sum(update.share * update.wire for update in self.updates)
+
+    @property
+    def mean_flops(self) -> float:
+        """Operations of a step with its part of the updates, on average."""
+        return self.step_flops + sum(update.share * update.flops for update in self.updates)
+
+    def __repr__(self) -> str:
+        """A table of the layers and of all together."""
+        return table(self)
+
+
+def estimate(
+    model: nn.Module,
+    method: type[Preconditioner],
+    *,
+    rows: int | Mapping[str, int] = 1,
+    workers: int = 1,
+    **options: Any,
+) -> Estimate:
+    """Tell what a method will keep, send and compute, before anything is trained.
+
+    The model is not changed and may be on the "meta" device. An operation is an addition or a
+    multiplication. On the wire count the sizes of what collectives return on a worker: an
+    all-reduce of n bytes counts n, whatever the algorithm sends. The losses that a hybrid switch
+    averages, and the second evaluation of K-BFGS's model, are not counted; of HyLo's "auto" the
+    dearer "kid" is.
+
+    Args:
+        model: The model.
+        method: The class of the optimizer, such as `mkor.MKOR`.
+        rows: Rows that a worker's batch gives a layer: samples, or samples times tokens where a
+            layer sees tokens (places, for K-FAC and sketches of convolutions). A number, or one by
+            the name of the layer. Only the work of hooks depends on it, and all of SNGD and HyLo.
+        workers: Number of workers.
+        options: The options of the method.
+
+    Returns:
+        The estimate, layer by layer and in all.
+
+    Raises:
+        TypeError: `method` is no class of an optimizer, or an option is unknown.
+        ValueError: An option, `rows` or `workers` is out of range.
+
+    Example:
+        >>> print(mkor.estimate(model, mkor.KFAC, rows=512, workers=8))
+    """
+    require("workers", workers, is_count(workers, 1), "an integer of at least 1")
+    common, chosen = resolve(method, {k: v for k, v in options.items() if k != "skip"})
+    first = chosen.at(LATER[0]).first()
+    optimized = {id(parameter) for parameter in model.parameters()}
+    skip = tuple(options.get("skip", ()))
+    layers, left = find_layers(model, optimized, skip, lambda view: refusal(first, view))
+    counts = rows_of(rows, layers)
+    updates: list[tuple[UpdateEstimate, tuple[LayerEstimate, ...]]] = []
+    schedule = UpdateSchedule(common["factor_update_steps"], common["warmup_steps"])
+    for now, share in shares(chosen, schedule).items():
+        traces = trace_layers(now, layers, counts, workers)
+        wire = on_the_wire(traces, workers, common["wire_dtype"])
+        updates.append((summary(share, traces, wire), entries(layers, traces, wire)))
+    updates.sort(key=lambda pair: (pair[0].wire, pair[0].flops), reverse=True)
+    others = [LayerEstimate(m.name, m.kind, m.shape, m.reason) for m in left]
+    summaries = tuple(pair[0] for pair in updates)
+    return Estimate(chosen.name, workers, (*updates[0][1], *others), summaries)
+
+
+def resolve(method: object, options: dict[str, Any]) -> tuple[dict[str, Any], Method]:
+    """The common options and the method of an optimizer, checked as it checks them itself."""
+    if not (isinstance(method, type) and issubclass(method, Preconditioner)):
+        raise TypeError(
+            f"method must be the class of an optimizer such as mkor.MKOR, got {method!r}"
+        )
+    stand_in = nn.Linear(1, 1)
+    base = torch.optim.SGD(stand_in.parameters(), lr=1.0)
+    built = method(stand_in, base, **options)
+    built.close()
+    return built._common, built._method
+
+
+def refusal(method: Method, view: View) -> str | None:
+    """Why a method can't take a layer, or None."""
+    reason = observable(view, method.wants(view.shape)[1])
+    return reason or (None if any(method.sides(view.shape)) else method.limit())
+
+
+def rows_of(rows: int | Mapping[str, int], layers: dict[str, Layer]) -> dict[str, int]:
+    """The rows of every layer."""
+    if not isinstance(rows, Mapping):
+        rows = dict.fromkeys(layers, rows)
+    lacking = [name for name in layers if name not in rows]
+    if lacking:
+        raise ValueError(f"rows has no number for layer '{lacking[0]}': name every layer")
+    for name in layers:
+        require("rows", rows[name], is_count(rows[name], 1), "an integer of at least 1")
+    return {name: int(rows[name]) for name in layers}
+
+
+def shares(method: Method, schedule: UpdateSchedule) -> dict[Method, float]:
+    """The kinds of update that later steps make, and the share of the steps that make each."""
+    kinds: dict[Method, float] = {}
+    for step in LATER:
+        if schedule.due(step):
+            now = method.at(step)
+            kinds[now] = kinds.get(now, 0) + 1 / len(LATER)
+    return kinds or {method.at(LATER[0]): 0.0}
+
+
+Wire = list[tuple[str, dict[str, int]]]
+"""The kind of each collective, and the bytes of its result by layer."""
+
+
+def summary(share: float, traces: dict[str, Trace], wire: Wire) -> UpdateEstimate:
+    """An update of all layers together."""
+    flops = sum(found.update_flops for found in traces.values())
+    collectives = tuple(Collective(kind, sum(by_layer.values())) for kind, by_layer in wire)
+    return UpdateEstimate(share, flops, collectives)
+
+
+def entries(
+    layers: dict[str, Layer], traces: dict[str, Trace], wire: Wire
+) -> tuple[LayerEstimate, ...]:
+    """One entry a layer."""
+    return tuple(
+        LayerEstimate(
+            name,
+            layer.view.kind,
+            tuple(layer.view.weight.shape),
+            None,
+            traces[name].bytes,
+            sum(by_layer.get(name, 0) for _, by_layer in wire),
+            traces[name].update_flops,
+            traces[name].step_flops,
+        )
+        for name, layer in layers.items()
+    )
+
+
+def table(found: Estimate, most: int = 12) -> str:
+    """A short table: the layers up to `most`, and all together."""
+    own = [layer for layer in found.layers if layer.reason is None]
+    rows = [("layer", "shape", "state", "wire", "update", "step")]
+    for layer in own[:most]:
+        shape = "x".join(map(str, layer.shape))
+        rows.append((layer.name, shape, *quantities(layer)))
+    if len(own) > most:
+        rows.append((f"... and {len(own) - most} more", "", "", "", "", ""))
+    rows.append(("all", "", *quantities(found)))
+    plural = "" if found.workers == 1 else "s"
+    title = f"{found.method} on {found.workers} worker{plural}: {len(own)} layers preconditioned"
+    mean = f"a step on average: {bytes_text(found.mean_wire)} on the wire, "
+    return "\n".join([title, *aligned(rows, left=2), mean + flops_text(found.mean_flops)])
+
+
+def quantities(entry: LayerEstimate | Estimate) -> tuple[str, str, str, str]:
+    """State, wire, and operations of an update and of a step."""
+    return (
+        bytes_text(entry.bytes),
+        bytes_text(entry.wire),
+        flops_text(entry.update_flops),
+        flops_text(entry.step_flops),
+    )
