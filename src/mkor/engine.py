@@ -163,6 +163,7 @@ class Engine:
         """Fold what the layers showed into their factors, if this step is due."""
         if not self.due:
             return
+        self.capture.mask.check()
         seen = self.collect()
         if self.on_nonfinite == "raise":
             refuse_nonfinite(self.layers, seen, self.index)
@@ -234,6 +235,7 @@ class Engine:
     def advance(self) -> None:
         """End the step: forget its statistics and listen if the next one updates."""
         self.index += 1
+        self.capture.mask.clear()
         if self.resting is not None:
             return
         period = self.method.listens()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable
-from typing import Any, SupportsFloat
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,16 +23,16 @@ from torch.optim import Optimizer
 from mkor import checkpoint, validate
 from mkor.capture.hooks import remove_inert_hooks
 from mkor.conditions import Replay, exact
-from mkor.delegate import Delegate
 from mkor.engine import BOOKS, Engine
 from mkor.handover import Handover
+from mkor.informed import Informed
 from mkor.meter import device_of
 from mkor.methods.base import Method
 from mkor.report import LayerInfo, layer_infos, table
 from mkor.schedule import UpdateSchedule
 
 
-class Preconditioner(Delegate):
+class Preconditioner(Informed):
     """A `torch.optim.Optimizer` that rewrites `.grad` by a curvature method, then steps `base`.
 
     Subclasses choose the method; users build those. After `step()` the `.grad` of a preconditioned
@@ -130,30 +130,6 @@ class Preconditioner(Delegate):
             self._rewrite()
         self._advance()
         self._preconditioned = True
-
-    def observe_loss(self, loss: SupportsFloat) -> None:
-        """Show the loss of a step to the hybrid switch; without one, nothing happens.
-
-        The loss of a closure is seen by itself. Losses of several batches in a step are averaged,
-        and over many workers it is the mean of theirs that counts.
-
-        Args:
-            loss: A number of at least 0, or a tensor of one element. A tensor is not waited for, so
-                that one which is negative or not finite is left out, and told in the log when the
-                window ends.
-
-        Raises:
-            TypeError: The loss is not a number.
-            ValueError: The loss is a tensor of several elements, or a number that is negative or
-                not finite.
-        """
-        if self._handover is not None and not self._closed:
-            self._handover.observe(loss)
-
-    def _seen(self, loss: Any) -> Any:
-        if loss is not None:
-            self.observe_loss(loss)
-        return loss
 
     @property
     def _active(self) -> bool:

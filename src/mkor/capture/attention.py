@@ -64,6 +64,12 @@ class AttentionInputView(LinearView):
         """Not used: the projection's own output is inside the attention."""
         raise NotImplementedError
 
+    def input_sums(self, inputs: Tensor, blocks: int) -> BlockSums:
+        """Block sums of one source's rows, [1, r, i], and rows per block."""
+        rows = inputs.flatten(0, -2)
+        counts = sizes(rows.shape[0], blocks)
+        return block_sums(rows, counts)[None], counts
+
     def call_sums(self, tensors: list[Tensor], blocks: int) -> BlockSums:
         """Block sums of query, key and value rows, [G, r, i], and the rows of the first.
 
@@ -72,15 +78,14 @@ class AttentionInputView(LinearView):
         sums: list[Tensor] = []
         counts: list[int] = []
         for tensor in tensors:
-            rows = tensor.flatten(0, -2)
-            own = sizes(rows.shape[0], blocks)
-            part = block_sums(rows, own)
+            part, own = self.input_sums(tensor, blocks)
             counts = counts or own
             if own != counts:
                 scales = [count / max(there, 1) for count, there in zip(counts, own, strict=True)]
-                part = torch.stack([row * scale for row, scale in zip(part, scales, strict=True)])
+                rows = [row * scale for row, scale in zip(part[0], scales, strict=True)]
+                part = torch.stack(rows)[None]
             sums.append(part)
-        return torch.stack(sums), counts
+        return torch.cat(sums), counts
 
 
 def computed_parts(module: nn.MultiheadAttention) -> list[str]:

@@ -56,7 +56,7 @@ def rows_seen(view: View, leaves: RowLeaf) -> Seen | None:
         return None
     kept = {key: torch.cat([call[key] for call in leaves.seen], dim=1) for key in leaves.seen[0]}
     inputs, grads = kept.pop("inputs"), kept.pop("grads")
-    rows = inputs.new_full((1,), leaves.rows)
+    rows = inputs.new_zeros(1) + leaves.rows  # no scalar of a tensor, which would be waited for
     return Seen(inputs, grads, rows, view.gradient_norm(), False, kept=kept)
 
 

@@ -67,6 +67,15 @@ class ConvView(View):
         pieces: tuple[Tensor, ...] = torch.split(batch, max(1, PIECE // max(patch, 1)))
         return pieces
 
+    def row_mask(self, mask: Tensor, inputs: torch.Size) -> Tensor | None:
+        """A mask of samples; one of positions doesn't fit, since patches overlap."""
+        batched = len(inputs) == len(self.places) + 2
+        return mask if batched and mask.shape == inputs[:1] else None
+
+    def without(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        """Rows are samples."""
+        return tensor.masked_fill(~rows.view(-1, *[1] * (tensor.dim() - 1)), 0)
+
     @property
     def places(self) -> tuple[int, ...]:
         """The dimensions of positions in a batch."""

@@ -14,11 +14,14 @@ Shapes: G stack, r blocks, n rows, i inputs without bias column, o outputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mkor.capture.attention import AttentionInputView
+from mkor.capture.mask import counted, masked_sums, mean_scale, samples_mask
 from mkor.capture.sketch import first_number, sketch_inputs, sketch_outputs
 from mkor.capture.views import View
 from mkor.linalg import add_gram_
@@ -54,34 +57,68 @@ def output_shape(kind: Kind, view: View) -> tuple[int, ...]:
     return view.shape.stack, rows if not isinstance(kind, Moment) or kind.matrix else 0, side
 
 
-def start_of(kind: Kind, seed: Tensor, tensors: list[Tensor]) -> Tensor:
+def start_of(
+    kind: Kind, seed: Tensor, tensors: list[Tensor], masks: list[Tensor] | None = None
+) -> Tensor:
     """What the signs of a call are made of, if the kind has signs."""
-    return first_number(seed, tensors[0]) if isinstance(kind, Sketch) else seed
+    if not isinstance(kind, Sketch):
+        return seed
+    return first_number(seed, tensors[0], None if masks is None else masks[0])
 
 
-def fold_inputs(kind: Kind, view: View, tensors: list[Tensor], start: Tensor) -> Tensor:
-    """The input fold of one call, from the tensors that `sources` found; see `start_of`."""
+def fold_inputs(
+    kind: Kind,
+    view: View,
+    tensors: list[Tensor],
+    start: Tensor,
+    masks: list[Tensor] | None = None,
+) -> Tensor:
+    """The input fold of one call, from the tensors that `sources` found.
+
+    Args:
+        kind: What the rows are reduced to.
+        view: The layer.
+        tensors: The sources.
+        start: See `start_of`.
+        masks: Which rows of each source count, [n] each; None if all do.
+    """
+    if masks is not None:
+        tensors = [view.without(t, mask) for t, mask in zip(tensors, masks, strict=True)]
     if isinstance(kind, Sketch):
-        return sketch_inputs(view, tensors, kind.vectors, start)
+        return sketch_inputs(view, tensors, kind.vectors, start, masks)
     if isinstance(kind, Moment):
-        parts = [input_moment(view, tensor, kind) for tensor in tensors]
+        each: Sequence[Tensor | None] = [None] * len(tensors) if masks is None else masks
+        pairs = zip(tensors, each, strict=True)
+        parts = [input_moment(view, tensor, kind, mask) for tensor, mask in pairs]
         scales = [parts[0][:, -1, -1] / part[:, -1, -1].clamp_min(1) for part in parts[1:]]
         # As many rows as the first source has, so that each keeps its own mean.
         parts[1:] = [part * scale for part, scale in zip(parts[1:], scales, strict=True)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
     assert isinstance(kind, Sums)
+    if masks is not None:
+        return masked_sums(view, tensors, kind.blocks, masks)
     if isinstance(view, AttentionInputView):
         return with_counts(*view.call_sums(tensors, kind.blocks))
     return with_counts(*view.input_sums(tensors[0], kind.blocks))
 
 
 def fold_outputs(
-    kind: Kind, view: View, grad: Tensor, inputs: torch.Size, start: Tensor | None = None
+    kind: Kind,
+    view: View,
+    grad: Tensor,
+    inputs: torch.Size,
+    start: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
-    """The output fold of one call, from its output gradient and the shape of its input."""
+    """The output fold of one call, from its output gradient and the shape of its input.
+
+    `mask` says which rows count, [n]; None if all do.
+    """
+    if mask is not None:
+        grad = view.without(grad, mask)
     if isinstance(kind, Sketch):
         assert start is not None
-        return sketch_outputs(view, grad, inputs, kind.vectors, start)
+        return sketch_outputs(view, grad, inputs, kind.vectors, start, mask)
     if isinstance(kind, Sums):
         return view.output_sums(grad, inputs, kind.blocks)
     assert isinstance(kind, Moment)
@@ -93,22 +130,33 @@ def fold_outputs(
     return out
 
 
-def input_moment(view: View, tensor: Tensor, kind: Moment) -> Tensor:
-    """Σ[a; 1][a; 1]ᵀ over the rows of one tensor, with a last row of the number of samples."""
+def input_moment(view: View, tensor: Tensor, kind: Moment, mask: Tensor | None = None) -> Tensor:
+    """Σ[a; 1][a; 1]ᵀ over the rows of one tensor, with a last row of the number of samples.
+
+    `mask` says which rows count, [n]; the tensor is zero in the others.
+    """
     side, dtype = view.shape.inputs - view.has_bias_column, wide(tensor.dtype)
     stack = 1 if isinstance(view, AttentionInputView) else view.shape.stack
     above = side if kind.matrix else 0  # rows of the fold above the one of sums
     out = tensor.new_zeros(stack, above + 2, side + 1, dtype=dtype)
-    rows = 0
+    rows: int | Tensor = 0
+    means = mask is not None and kind.shared == "reduce" and not view.spatial
     for piece in view.pieces(tensor, tensor.shape):
         part = view.input_rows(piece, kind.shared).to(dtype)  # [G, n, i]
+        if means:
+            assert mask is not None
+            part = part * mean_scale(view, mask, tensor.shape, dtype)
         if kind.matrix:
             add_gram_(out[:, :side, :side], part)
         out[:, above, :side] += part.sum(dim=1)
         rows += part.shape[1]
+    samples: int | Tensor = view.samples(tensor.shape, kind.shared)
+    if mask is not None:
+        count = samples_mask(view, mask, tensor.shape, kind.shared)
+        rows, samples = (counted(count, number, dtype) for number in (int(rows), int(samples)))
     out[:, :above, side] = out[:, above, :above]
     out[:, above, side].fill_(rows)
-    out[:, above + 1].fill_(view.samples(tensor.shape, kind.shared))
+    out[:, above + 1].fill_(samples)
     return out
 
 

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mkor.capture.attention import AttentionInputView, LastProduct, output_order
+from mkor.capture.calls import arguments, transformed
 from mkor.capture.collect import collected, nothing
 from mkor.capture.discover import Layer
 from mkor.capture.folds import fold_inputs, sources, start_of
+from mkor.capture.mask import RowMask
 from mkor.capture.observe import Leaves, Observe, ObserveRows, RowLeaf, begin, fresh
 from mkor.capture.views import View
 from mkor.methods.base import Kind, Rows, Seen, Sums, wide
@@ -107,6 +109,7 @@ class Capture:
         self.shown: dict[str, Tensor] = {}
         self.noted: dict[str, Tensor] = {}
         self.handles: list[RemovableHandle] = []
+        self.mask = RowMask()
 
     def arm(self, kinds: dict[str, tuple[Kind, Kind]], seed: int) -> None:
         """Forget what was seen, and listen from the next forward pass on.
@@ -199,10 +202,11 @@ class Capture:
         if operand is not None:
             operand = output_order(operand.detach(), tensor, active[-1].hooked)
         seen = {view: tensors for view in active if (tensors := sources(view, inputs, operand))}
+        masks = {view: self.mask.of(view, tensors) for view, tensors in seen.items()}
         if isinstance(self.leaves[active[0].name], RowLeaf):
-            observed = self.observe_rows(module, seen, tensor) if seen else tensor
+            observed = self.observe_rows(module, seen, masks, tensor) if seen else tensor
         else:
-            observed = self.observe_folds(module, active, seen, inputs[0].shape, tensor)
+            observed = self.observe_folds(module, active, seen, masks, inputs[0].shape, tensor)
         return (observed, *output[1:]) if isinstance(output, tuple) else observed
 
     def observe_folds(
@@ -210,6 +214,7 @@ class Capture:
         module: nn.Module,
         active: list[View],
         seen: dict[View, list[Tensor]],
+        masks: dict[View, list[Tensor] | None],
         shape: torch.Size,
         output: Tensor,
     ) -> Tensor:
@@ -222,28 +227,36 @@ class Capture:
             kind, start = self.kinds[view.name][0], leaf.seed
             if view in seen:
                 leaves.append(leaf.inputs)
-                start = start_of(kind, leaf.seed, seen[view])
-                folds.append(fold_inputs(kind, view, seen[view], start).to(leaf.inputs.dtype))
+                tensors, own = seen[view], masks[view]
+                start = start_of(kind, leaf.seed, tensors, own)
+                fold = fold_inputs(kind, view, tensors, start, own)
+                folds.append(fold.to(leaf.inputs.dtype))
         last, outputs = active[-1], self.output_leaf(active[-1])
-        kind = self.kinds[last.name][1]
+        kind, rows = self.kinds[last.name][1], masks.get(last)
+        mask = None if rows is None else rows[0]
         with torch.enable_grad():
             observed: Tensor = Observe.apply(  # type: ignore[no-untyped-call]
-                output, fresh(module), last, shape, kind, outputs, start, *leaves, *folds
+                output, fresh(module), last, shape, kind, outputs, start, mask, *leaves, *folds
             )
         return observed
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # rows are kept in lists, which a compiled graph can't hold
     def observe_rows(
-        self, module: nn.Module, seen: dict[View, list[Tensor]], output: Tensor
+        self,
+        module: nn.Module,
+        seen: dict[View, list[Tensor]],
+        masks: dict[View, list[Tensor] | None],
+        output: Tensor,
     ) -> Tensor:
         """Pass the output through the identity that keeps the rows of the call."""
         (view, (inputs,)) = next(reversed(seen.items()))
         leaf, kind = self.leaves_of(view), self.kinds[view.name][0]
         assert isinstance(leaf, RowLeaf) and isinstance(kind, Rows)
-        keep = leaf.keeper(kind.compress, self.seed)
+        keep, rows = leaf.keeper(kind.compress, self.seed), masks[view]
+        mask = None if rows is None else rows[0]
         with torch.enable_grad():
             observed: Tensor = ObserveRows.apply(  # type: ignore[no-untyped-call]
-                output, fresh(module), view, keep, leaf.mark, inputs.to(output.dtype)
+                output, fresh(module), view, keep, leaf.mark, inputs.to(output.dtype), mask
             )
         return observed
 
@@ -267,24 +280,9 @@ class Capture:
     def clear(self) -> None:
         """Forget every statistic."""
         self.shown.clear()
+        self.mask.forgive()
         for leaves in self.leaves.values():
             leaves.clear()
-
-
-def transformed() -> bool:
-    """Whether the call belongs to a functional transform, a trace or an export, not to training."""
-    if torch._C._functorch.maybe_current_level() is not None:
-        return True
-    exporting = getattr(torch.compiler, "is_exporting", lambda: False)()
-    return bool(exporting) or torch._C._get_tracing_state() is not None
-
-
-def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
-    """The input tensors of a call: query, key and value of an attention, else the first one."""
-    if "query" in kwargs or "key" in kwargs or "value" in kwargs:
-        args = (*args, *(kwargs[name] for name in ("query", "key", "value") if name in kwargs))
-        return args[:3]
-    return tuple(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
 
 
 def remove_inert_hooks(model: nn.Module) -> None:

@@ -73,13 +73,17 @@ def begin(
             own.begin(name, seed)
 
 
+Keep = Callable[[Tensor, Tensor, int | Tensor], None]
+"""Takes the rows of a call, those that don't count as zeros, and the number of the others."""
+
+
 class RowLeaf:
     """The rows of a layer's calls, and a token whose gradient says which of them count.
 
     Attributes:
         mark: The token, a zero that requires grad, on the device and in the dtype of the rows.
         seen: What was kept of each call that counts.
-        rows: Number of rows of those calls.
+        rows: Number of rows of those calls; a scalar tensor where a mask left out some.
     """
 
     def __init__(self, view: View) -> None:
@@ -91,20 +95,20 @@ class RowLeaf:
 
     def clear(self) -> None:
         """Forget the rows."""
-        self.pending: list[tuple[int, int, dict[str, Tensor]]] = []
+        self.pending: list[tuple[int, int | Tensor, dict[str, Tensor]]] = []
         self.seen: list[dict[str, Tensor]] = []
-        self.rows = 0
+        self.rows: int | Tensor = 0
 
-    def keeper(self, compress: Compress | None, seed: int) -> Callable[[Tensor, Tensor], None]:
+    def keeper(self, compress: Compress | None, seed: int) -> Keep:
         """A function that takes the rows a [G, n, i] and g [G, n, o] of a call when called."""
 
-        def keep(inputs: Tensor, grads: Tensor) -> None:
+        def keep(inputs: Tensor, grads: Tensor, rows: int | Tensor) -> None:
             kept = {"inputs": inputs, "grads": grads}
             if compress is not None:
                 number = len(self.seen) + len(self.pending)
                 kept = compress(inputs, grads, zlib.crc32(f"{self.name} {seed} {number}".encode()))
             task = torch._C._current_graph_task_id()
-            self.pending.append((task, inputs.shape[1], kept))
+            self.pending.append((task, rows, kept))
 
         return keep
 
@@ -137,6 +141,7 @@ class Observe(torch.autograd.Function):
         kind: Kind,
         outputs: Tensor | None,
         start: Tensor,
+        mask: Tensor | None,
         *leaves_and_folds: Tensor,
     ) -> Tensor:
         """Keep the input folds for the backward pass.
@@ -150,23 +155,24 @@ class Observe(torch.autograd.Function):
             kind: What the output gradient is folded to.
             outputs: Leaf for that, None where `bias.grad` is used.
             start: For the signs of a sketch.
+            mask: Which rows count, [n]; None if all do.
             leaves_and_folds: Leaves for the input folds, then the folds, one each a view.
         """
         ctx.view, ctx.shape = view, shape
         ctx.kind = None if outputs is None else kind
         ctx.views = len(leaves_and_folds) // 2
-        ctx.save_for_backward(start, *leaves_and_folds[ctx.views :])
+        ctx.save_for_backward(start, mask, *leaves_and_folds[ctx.views :])
         return passed_on(ctx, output, own)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Pass the gradient on; give the folds to the leaves."""
         outputs = None
-        start, *folds = ctx.saved_tensors
+        start, mask, *folds = ctx.saved_tensors
         if ctx.kind is not None:
             with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
-                outputs = fold_outputs(ctx.kind, ctx.view, grad, ctx.shape, start)
-        return (grad, None, None, None, None, outputs, None, *folds, *[None] * ctx.views)
+                outputs = fold_outputs(ctx.kind, ctx.view, grad, ctx.shape, start, mask)
+        return (grad, *[None] * 4, outputs, None, None, *folds, *[None] * ctx.views)
 
 
 class ObserveRows(torch.autograd.Function):
@@ -178,26 +184,32 @@ class ObserveRows(torch.autograd.Function):
         output: Tensor,
         own: bool,
         view: View,
-        keep: Callable[[Tensor, Tensor], None],
+        keep: Keep,
         mark: Tensor,
         inputs: Tensor,
+        mask: Tensor | None,
     ) -> Tensor:
         """Keep the input, which the layer's own backward keeps as well."""
         ctx.view, ctx.keep, ctx.dtype = view, keep, mark.dtype
-        ctx.save_for_backward(inputs)
+        ctx.save_for_backward(inputs, mask)
         return passed_on(ctx, output, own)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Pass the gradient on; keep the rows."""
-        view, (inputs,) = ctx.view, ctx.saved_tensors
+        view, (inputs, mask) = ctx.view, ctx.saved_tensors
         shared = "reduce" if view.spatial else "expand"
         with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
             a = view.input_rows(inputs, shared).to(ctx.dtype)  # [G, n, i]
             if view.has_bias_column:
                 a = F.pad(a, (0, 1), value=1.0)
-            ctx.keep(a, view.output_rows(grad, inputs.shape, shared).to(ctx.dtype))
-        return (grad, None, None, None, grad.new_zeros((), dtype=ctx.dtype), None)
+            g = view.output_rows(grad, inputs.shape, shared).to(ctx.dtype)
+            rows: int | Tensor = a.shape[1]
+            if mask is not None:
+                a, g = (side.masked_fill(~mask[:, None], 0) for side in (a, g))
+                rows = mask.sum(dtype=ctx.dtype)
+            ctx.keep(a, g, rows)
+        return (grad, None, None, None, grad.new_zeros((), dtype=ctx.dtype), None, None)
 
 
 def passed_on(ctx: Any, output: Tensor, own: bool) -> Tensor:

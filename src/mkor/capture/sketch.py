@@ -19,12 +19,13 @@ Shapes: n rows or samples, P positions, G stack, r vectors, d side.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mkor.capture.mask import counted
 from mkor.capture.views import View
 from mkor.methods.base import wide
 
@@ -58,6 +59,11 @@ def mix(numbers: Tensor) -> Tensor:
 def signs(start: Tensor, first: int, count: int, vectors: int, salt: int) -> Tensor:
     """Signs ±1 [r, n] in float32 of `count` rows from `start + first` on."""
     place = torch.arange(first, first + count, device=start.device)
+    return signs_at(start, place, vectors, salt)
+
+
+def signs_at(start: Tensor, place: Tensor, vectors: int, salt: int) -> Tensor:
+    """Signs ±1 [r, n] in float32 of the rows `start + place`, place [n]."""
     rows = mix((start + place) & MASK)  # [n]
     parts: list[Tensor] = []
     for group in range(0, vectors, BITS):
@@ -67,64 +73,114 @@ def signs(start: Tensor, first: int, count: int, vectors: int, salt: int) -> Ten
     return torch.cat(parts).to(torch.float32) * 2 - 1
 
 
-def first_number(seed: Tensor, tensor: Tensor) -> Tensor:
-    """The number of a call's first row, by the seed and a few entries of its input."""
+def first_number(seed: Tensor, tensor: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The number of a call's first row, by the seed and a few entries of its input.
+
+    Args:
+        seed: The hash of step, worker and layer.
+        tensor: The input.
+        mask: Which rows count, [n]; what the others hold doesn't change the number, and nor does
+            how many of them there are, unless the probes leave out other rows for them.
+    """
     leading = tensor.shape[:-1]
     most = PROBES[min(len(leading), len(PROBES) - 1)]
     # Of half of the entries: the sum over all may be zero but for rounding.
     probed = tensor[..., ::2]
+    counts = None
+    if mask is not None:  # an entry of the mask goes for all that follows in its row
+        places = leading if mask.numel() == leading.numel() else leading[:1]
+        counts = mask.view(*places, *[1] * (len(leading) - len(places))).expand(leading)
     for dim, size in enumerate(leading):
         index = torch.arange(0, size, -(-max(size, 1) // most), device=tensor.device)
         probed = probed.index_select(dim, index)
+        counts = counts if counts is None else counts.index_select(dim, index)
     entries = probed.sum(dim=-1, dtype=torch.float32)
     bits = entries.reshape(-1).view(torch.int32).to(torch.int64) >> COARSE
     place = torch.arange(bits.shape[0], device=tensor.device)
-    hashed = mix((bits & MASK) ^ mix(place)).sum()  # of integers: in whatever order
+    if counts is None:
+        hashed = mix((bits & MASK) ^ mix(place)).sum()  # of integers: in whatever order
+    else:
+        counts = counts.reshape(-1)
+        place = (counts.cumsum(dim=0) - 1).clamp_min(0)
+        hashed = (mix((bits & MASK) ^ mix(place)) * counts).sum()
     return mix((hashed & MASK) ^ seed)
 
 
-def signed_sum(rows: Tensor, start: Tensor, vectors: int, salt: int) -> tuple[Tensor, Tensor]:
-    """Sums of rows [G, n, d] with signs, [G, r, d], and of the signs, [r]; float32 or wider."""
+def signed_sum(
+    rows: Tensor, start: Tensor, vectors: int, salt: int, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sums of rows [G, n, d] with signs, [G, r, d], and of the signs, [r]; float32 or wider.
+
+    Rows that a mask [n] leaves out must be zero. The others have the signs that they would have
+    without them.
+    """
     dtype = wide(rows.dtype)
     sums = rows.new_zeros(rows.shape[0], vectors, rows.shape[-1], dtype=dtype)
     ones = rows.new_zeros(vectors, dtype=dtype)
     first, most = 0, PIECE
     if rows.dtype != dtype:
         most = min(PIECE, max(1, ENTRIES // max(rows.shape[-1], 1)))
+    numbers = None if mask is None else mask.cumsum(dim=0) - 1
     for part in rows.split(most, dim=1):
-        own = signs(start, first, part.shape[1], vectors, salt).to(dtype)
+        last = first + part.shape[1]
+        if mask is None or numbers is None:
+            own = signs(start, first, part.shape[1], vectors, salt).to(dtype)
+        else:
+            own = signs_at(start, numbers[first:last], vectors, salt).to(dtype) * mask[first:last]
         sums, ones = sums + own @ part.to(dtype), ones + own.sum(dim=-1)
-        first += part.shape[1]
+        first = last
     return sums, ones
 
 
-def sketch_inputs(view: View, tensors: list[Tensor], vectors: int, start: Tensor) -> Tensor:
+def sketch_inputs(
+    view: View,
+    tensors: list[Tensor],
+    vectors: int,
+    start: Tensor,
+    masks: list[Tensor] | None = None,
+) -> Tensor:
     """The fold of a call's inputs, [G, r + 1, i + 1], see `folds`."""
     parts: list[Tensor] = []
-    counts: list[int] = []
-    for tensor in tensors:
-        sums, ones, count = sketched(view, tensor, tensor.shape, vectors, start, 0)
+    counts: list[int | Tensor] = []
+    each: Sequence[Tensor | None] = [None] * len(tensors) if masks is None else masks
+    for tensor, mask in zip(tensors, each, strict=True):
+        sums, ones, count = sketched(view, tensor, tensor.shape, vectors, start, 0, mask)
         counts.append(count)
         # As many rows as the first source has, so that each keeps its own mean.
-        scale = (counts[0] / max(count, 1)) ** 0.5
+        own = count.clamp_min(1) if isinstance(count, Tensor) else max(count, 1)
+        scale = (counts[0] / own) ** 0.5
         column = ones[:, None].expand(len(sums), -1, -1)
         parts.append(torch.cat([sums, column], dim=-1) * scale)
     out = F.pad(torch.cat(parts), (0, 0, 0, 1))
+    samples: int | Tensor = view.samples(tensors[0].shape, "expand")
+    if masks is not None:
+        samples = counted(masks[0], int(samples), out.dtype)
     out[:, -1, -1].fill_(counts[0])
-    out[:, -1, -2].fill_(view.samples(tensors[0].shape, "expand"))
+    out[:, -1, -2].fill_(samples)
     return out
 
 
 def sketch_outputs(
-    view: View, grad: Tensor, inputs: torch.Size, vectors: int, start: Tensor
+    view: View,
+    grad: Tensor,
+    inputs: torch.Size,
+    vectors: int,
+    start: Tensor,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """The fold of a call's output gradients, [G, r, o]."""
-    return sketched(view, grad, inputs, vectors, start, OUTPUTS)[0]
+    return sketched(view, grad, inputs, vectors, start, OUTPUTS, mask)[0]
 
 
 def sketched(
-    view: View, tensor: Tensor, inputs: torch.Size, vectors: int, start: Tensor, salt: int
-) -> tuple[Tensor, Tensor, int]:
+    view: View,
+    tensor: Tensor,
+    inputs: torch.Size,
+    vectors: int,
+    start: Tensor,
+    salt: int,
+    mask: Tensor | None,
+) -> tuple[Tensor, Tensor, int | Tensor]:
     """Signed sums of rows [G, r, d], of a constant 1 beside each [r], and their number.
 
     Args:
@@ -134,6 +190,7 @@ def sketched(
         vectors: r.
         start: Number of the first row.
         salt: 0 for an input, `OUTPUTS` for an output gradient.
+        mask: Which rows count, [n]; None if all do.
     """
 
     def rows_of(part: Tensor, shape: torch.Size) -> Tensor:
@@ -141,10 +198,15 @@ def sketched(
             return view.output_rows(part, shape, "expand")
         return view.input_rows(part, "expand")
 
-    if not view.spatial:
+    if view.spatial:
+        sums, ones, count = over_positions(
+            view, tensor, inputs, rows_of, vectors, start, salt, mask
+        )
+    else:
         rows = rows_of(tensor, inputs)  # [1, n, d]
-        return (*signed_sum(rows, start, vectors, salt), rows.shape[1])
-    return over_positions(view, tensor, inputs, rows_of, vectors, start, salt)
+        sums, ones = signed_sum(rows, start, vectors, salt, mask)
+        count = rows.shape[1]
+    return sums, ones, count if mask is None else counted(mask, count, sums.dtype)
 
 
 def over_positions(
@@ -155,10 +217,11 @@ def over_positions(
     vectors: int,
     start: Tensor,
     salt: int,
+    mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, int]:
     """The same where samples have positions: the signed sum of the batch, then of its patches."""
     batch = view.batch(tensor, inputs)  # type: ignore[attr-defined]  # [n, C, *S]
-    sums, ones = signed_sum(batch.flatten(1)[None], start, vectors, salt)
+    sums, ones = signed_sum(batch.flatten(1)[None], start, vectors, salt, mask)
     images = sums.view(vectors, *batch.shape[1:])
     parts: list[Tensor] = []
     places = None

@@ -175,6 +175,14 @@ class View(ABC):
     def output_rows(self, grad: Tensor, inputs: torch.Size, shared: str) -> Tensor:
         """The row gradients of a call, [G, n, o]."""
 
+    @abstractmethod
+    def row_mask(self, mask: Tensor, inputs: torch.Size) -> Tensor | None:
+        """Whether each row counts, [n], by a mask of leading dimensions; None if it doesn't fit."""
+
+    @abstractmethod
+    def without(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        """A call's input or output gradient with zeros where a row doesn't count."""
+
     def pieces(self, tensor: Tensor, inputs: torch.Size) -> Iterable[Tensor]:
         """A call's input or output gradient in parts whose rows fit into memory."""
         return (tensor,)
@@ -212,6 +220,18 @@ class LinearView(View):
         if shared == "reduce" and grad.dim() > 2:
             return grad.flatten(1, -2).sum(dim=1, dtype=wide(grad.dtype))[None]
         return grad.reshape(1, -1, grad.shape[-1])
+
+    def row_mask(self, mask: Tensor, inputs: torch.Size) -> Tensor | None:
+        """An entry of the mask goes for all rows that share its leading dimensions."""
+        lead = inputs[:-1]
+        if lead[: mask.dim()] != mask.shape:
+            return None
+        rows = mask.reshape(*mask.shape, *[1] * (len(lead) - mask.dim())).expand(lead)
+        return rows.reshape(-1)
+
+    def without(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        """Rows are all leading dimensions."""
+        return tensor.masked_fill(~rows.view(*tensor.shape[:-1], 1), 0)
 
 
 class HFConv1DView(LinearView):

@@ -66,7 +66,7 @@ def decompose(inputs: Tensor, grads: Tensor, seed: int, *, rank: float) -> dict[
     index, columns = pivots(normed(torch.where(each, a, 0)), normed(torch.where(each, g, 0)), kept)
     band = torch.nn.functional.pad(inverse_weights(index, columns), (0, width(rank) - kept))
     first = torch.zeros_like(band[..., 0])
-    first[:, 0] = 1
+    first[:, 0].fill_(1)
     outputs = torch.where(each, pick(g, index), torch.nan)
     parts = {"inputs": pick(a, index), "grads": outputs, "prior": band, "first": first}
     return {key: part.reshape(stack, -1, *part.shape[2:]) for key, part in parts.items()}
