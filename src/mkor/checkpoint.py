@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from mkor.capture import pending
 from mkor.capture.discover import clean_name
 from mkor.engine import Engine, Record
 from mkor.handover import Handover
@@ -73,6 +74,7 @@ def pack(engine: Engine, base: Optimizer, handover: Handover | None) -> dict[str
         "resting": engine.resting,
         "hybrid": handover.state_dict() if handover is not None else None,
         "layers": layers,
+        "pending": pending.pack(engine.capture),
         "parameters": names,
         "shapes": {name: shapes[name] for group in names for name in group if name in shapes},
     }
@@ -148,6 +150,7 @@ def load(
         )
     names = parameter_names(engine.model, base.param_groups)
     packed = packed or without_factors(names)
+    refuse_meta(packed["layers"])
     different = differences(engine, base, names, packed)
     if packed.get("resting") is not None and handover is None:
         different.append("it was saved after its hybrid switch had handed over, this has no hybrid")
@@ -162,6 +165,16 @@ def load(
     if handover is not None:
         unpack_phase(engine, base, handover, packed)
     unpack(engine, packed)
+
+
+def refuse_meta(layers: dict[str, Any]) -> None:
+    """Raise where factors have no values."""
+    for name, layer in layers.items():
+        if any(tensor.is_meta for tensor in layer["state"].values()):
+            raise ValueError(
+                f"the factors of layer '{name}' in this checkpoint are on the device 'meta' and "
+                "have no values: read the file with torch.load(path, map_location='cpu')"
+            )
 
 
 def unpack_phase(
@@ -187,6 +200,7 @@ def unpack(engine: Engine, packed: dict[str, Any]) -> None:
         engine.heard.load_state_dict(packed["heard"])
     same_method = packed["method"] == engine.method.name
     others = other_states(engine, packed["layers"]) if same_method else {}
+    shown: dict[str, Any] = {}
     for name, layer in engine.layers.items():
         saved, shape = packed["layers"].get(name), layer.view.shape
         engine.records[name] = Record()
@@ -195,8 +209,10 @@ def unpack(engine: Engine, packed: dict[str, Any]) -> None:
         if saved is not None and fits and list(saved["shape"]) == here:
             state = {key: tensor.clone() for key, tensor in saved["state"].items()}
             engine.records[name] = Record(state, saved["updates"], saved["last_update"])
+            shown[name] = packed.get("pending", {}).get(name, {})
     engine.capture.clear()
     engine.listen()
+    pending.restore(engine.capture, shown)
 
 
 def base_part(

@@ -17,13 +17,38 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         path: The file to create or to replace.
         write: Writes the content to the path that it is given.
     """
+    remove_leftovers(path)
     # The suffix stays the same, since matplotlib chooses the format by it.
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         write(temporary)
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())  # a name must not outlive a power cut without its content
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes what processes that were killed while they wrote a file have left beside it.
+
+    Args:
+        path: The file.
+    """
+    for left in path.parent.glob(f".{path.stem}.*{path.suffix}"):
+        number = left.name.removeprefix(f".{path.stem}.").removesuffix(path.suffix)
+        if number.isdigit() and not _alive(int(number)):
+            left.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # someone else's
+    return True
 
 
 def prepare_folder(folder: Path, files: Sequence[str] = (), folders: Sequence[str] = ()) -> None:
