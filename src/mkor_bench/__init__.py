@@ -7,6 +7,8 @@ It builds on :mod:`mkor` and is never imported by it. Data flows one way:
 
 Modules, in reading order:
 
+* ``data``        data sets, from a folder or from the hub
+* ``models``      networks that several tasks train
 * ``tasks``       what is trained: a model, its batches, its loss, its test metric
 * ``optimizers``  one row for each optimizer that the command knows by name
 * ``train``       the training loop that every command shares

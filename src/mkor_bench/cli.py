@@ -66,7 +66,9 @@ def _tell_version(asked: bool) -> None:
 
 _OPTIMIZER_NAMES = ",".join(row.name for row in OPTIMIZERS.values() if row.compared)
 _DATA = typer.Option(
-    metavar="FOLDER", envvar="MKOR_DATA", help="Folder with data sets, for tasks that read any."
+    metavar="FOLDER",
+    envvar="MKOR_DATA",
+    help="Folder with data sets, or hub, for tasks that read any.",
 )
 _THREADS = typer.Option(
     metavar="N", parser=_whole("--threads"), help="torch threads of a run, at most the cores."

@@ -16,7 +16,8 @@ All of them see the same first models, the same batches and the same schedule (w
 cosine). Independent runs go side by side on the machine's cores. The time of a step is
 measured at the end, with the optimizers taking turns.
 
-**Tasks:** {_TASK_NAMES}. **Groups:** {", ".join(GROUPS)} (both).
+**Tasks:** {_TASK_NAMES}. **Groups:** {", ".join(GROUPS)} (both of its tasks). All but the
+digits read data: `--data FOLDER`, or `--data hub` to fetch the original.
 
 **Optimizers:** {", ".join(OPTIMIZERS)}.
 
@@ -74,6 +75,7 @@ a folder that holds a checkpoint is refused, whether its run is finished or not:
 another --output, or remove checkpoint.pt.
 
 **Tasks:** {_TASK_NAMES}, or path/to/file.py:function as for mkor compare.
+All but the digits read data: `--data FOLDER`, or `--data hub` to fetch the original.
 
 **Optimizers:** {", ".join(OPTIMIZERS)}.
 

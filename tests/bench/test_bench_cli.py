@@ -93,7 +93,7 @@ MISTAKES = {
     ),
     "task without a near name": (
         ["compare", "xyz"],
-        "unknown task 'xyz': choose from digits, digits-autoencoder, digits-classifier.",
+        "unknown task 'xyz': choose from cifar100-convnet, digits, digits-autoencoder, ",
     ),
     "optimizer": (
         ["compare", "digits", "--optimizers", "sgd,mkro"],

@@ -1,5 +1,6 @@
 """Built-in tasks, and tasks in a user's file."""
 
+import math
 from itertools import islice
 
 import pytest
@@ -11,24 +12,48 @@ from mkor_bench.tasks.batches import shuffled_batches
 from mkor_bench.tasks.check import check_task
 from mkor_bench.tasks.digits import load_digits
 from mkor_bench.tasks.digits_classifier import shifted
+from mkor_bench.tasks.fields import check_fields
 from mkor_bench.tasks.source import TaskSource, resolve_tasks
 from mkor_bench.tasks.task import Task
+from mkor_bench.train import Settings, Training, train
+from small_data import write_small_data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return str(write_small_data(tmp_path_factory.mktemp("data")))
+
+
+@pytest.fixture(scope="module")
+def quick(data):
+    """Makes a built-in task at its quick size, on little made-up data."""
+    return lambda name: TaskSource(name, data, quick=True).load()
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_built_in_task_keeps_the_contract(name):
-    task = TaskSource(name).load()
+def test_a_built_in_task_keeps_the_contract(name, quick):
+    task = quick(name)
     assert task.name == name
+    check_fields(task)
     model = task.build(0)
     losses = [task.loss(model, batch) for batch in islice(task.batches(0), 2)]
     assert all(loss.ndim == 0 and loss.requires_grad for loss in losses)
     with torch.no_grad():
-        assert isinstance(task.evaluate(model), float)
+        assert isinstance(task.evaluate(model.eval()), float)
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_batches_follow_from_the_seed_alone(name):
-    task = TaskSource(name).load()
+def test_training_a_built_in_task_lowers_its_loss(name, quick):
+    task = quick(name)
+    lr = task.default_lrs["adamw"]
+    run = train(Training(task, Settings("adamw", lr, seed=0, steps=30)))
+    assert sum(run.losses[-5:]) < sum(run.losses[:5])
+    assert math.isfinite(run.metric)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_batches_follow_from_the_seed_alone(name, quick):
+    task = quick(name)
 
     def first(seed):
         torch.rand(1)  # the global generator must not matter
@@ -36,6 +61,27 @@ def test_batches_follow_from_the_seed_alone(name):
 
     assert all(map(torch.equal, first(1), first(1)))
     assert not all(map(torch.equal, first(1), first(2)))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_metric_changes_nothing(name, quick):
+    task = quick(name)
+    model = task.build(0).eval()
+    before = [value.clone() for value in model.state_dict().values()]
+    with torch.no_grad():
+        assert task.evaluate(model) == task.evaluate(model)
+    assert all(map(torch.equal, before, model.state_dict().values()))
+
+
+def test_a_quick_task_is_smaller(data):
+    for name in TASKS:
+        assert TaskSource(name, data, quick=True).load().steps < 100
+
+
+def test_a_task_that_needs_data_says_so(mkor):
+    result = mkor("train", "mnist-autoencoder")
+    assert result.exit_code == 2
+    assert "MNIST is needed: name the folder that holds it with --data" in result.stderr
 
 
 def test_an_epoch_has_each_row_once_and_full_batches_only():

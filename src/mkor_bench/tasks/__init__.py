@@ -1,6 +1,6 @@
 """Training problems: one file a task, and the user's own.
 
-A built-in task is a module with a function ``task(data)`` that returns a
+A built-in task is a module with a function ``task(data, quick)`` that returns a
 :class:`~mkor_bench.tasks.task.Task`, and one row below. A user's task is a function in
 any Python file, named ``path/to/file.py:function`` on the command line.
 
@@ -12,6 +12,9 @@ from __future__ import annotations
 TASKS: dict[str, str] = {
     "digits-autoencoder": "mkor_bench.tasks.digits_autoencoder",
     "digits-classifier": "mkor_bench.tasks.digits_classifier",
+    "mnist-autoencoder": "mkor_bench.tasks.mnist_autoencoder",
+    "cifar100-convnet": "mkor_bench.tasks.cifar100_convnet",
+    "shakespeare": "mkor_bench.tasks.shakespeare",
 }
 """Built-in tasks: the name and the module that makes the task."""
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from mkor_bench.data.store import Store
 from mkor_bench.tasks.batches import shuffled_batches
 from mkor_bench.tasks.digits import load_digits
 from mkor_bench.tasks.task import Task
@@ -54,8 +54,16 @@ def evaluate(model: nn.Module) -> float:
     return reconstruction_loss(model, load_digits().test_images).item()
 
 
-def task(data: Path | None) -> Task:
-    """Makes the task; the data come with scikit-learn, so no folder is needed."""
+def task(data: Store, quick: bool = False) -> Task:
+    """Makes the task; the data come with scikit-learn, so no folder is needed.
+
+    Args:
+        data: Not used.
+        quick: Fewer steps.
+
+    Returns:
+        The task.
+    """
     del data
     return Task(
         name="digits-autoencoder",
@@ -66,6 +74,6 @@ def task(data: Path | None) -> Task:
         evaluate=evaluate,
         metric="test loss",
         higher_is_better=False,
-        steps=1000,
+        steps=60 if quick else 1000,
         default_lrs=DEFAULT_LRS,
     )

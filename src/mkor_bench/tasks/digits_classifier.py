@@ -8,12 +8,12 @@ images by heart, after which a comparison of losses would say little.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
+from mkor_bench.data.store import Store
 from mkor_bench.tasks.batches import shuffled_batches
 from mkor_bench.tasks.digits import load_digits
 from mkor_bench.tasks.task import Task
@@ -79,8 +79,16 @@ def evaluate(model: nn.Module) -> float:
     return float((guesses == digits.test_labels).double().mean())
 
 
-def task(data: Path | None) -> Task:
-    """Makes the task; the data come with scikit-learn, so no folder is needed."""
+def task(data: Store, quick: bool = False) -> Task:
+    """Makes the task; the data come with scikit-learn, so no folder is needed.
+
+    Args:
+        data: Not used.
+        quick: Fewer steps.
+
+    Returns:
+        The task.
+    """
     del data
     return Task(
         name="digits-classifier",
@@ -91,6 +99,6 @@ def task(data: Path | None) -> Task:
         evaluate=evaluate,
         metric="test accuracy",
         higher_is_better=True,
-        steps=300,
+        steps=60 if quick else 300,
         default_lrs=DEFAULT_LRS,
     )

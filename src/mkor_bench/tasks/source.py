@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mkor_bench.data.store import HUB, Store
 from mkor_bench.errors import UserError, unknown_name, where
 from mkor_bench.tasks import GROUPS, TASKS
 from mkor_bench.tasks.guard import guarded
@@ -34,16 +35,25 @@ class TaskSource:
 
     Attributes:
         text: A built-in task's name, or ``path/to/file.py:function``.
-        data: The folder with data sets, for tasks that read any.
+        data: The folder with data sets, or "hub", for tasks that read any.
+        quick: Whether a built-in task is made at its small size.
     """
 
     text: str
     data: str | None = None
+    quick: bool = False
 
     @property
     def is_users(self) -> bool:
         """Whether the task is in a file of the user's."""
         return ":" in self.text
+
+    @property
+    def store(self) -> Store:
+        """Where built-in tasks find their data."""
+        if self.data is None or self.data == HUB:
+            return None if self.data is None else HUB
+        return Path(self.data)
 
     @property
     def path(self) -> Path:
@@ -75,10 +85,10 @@ def resolve_tasks(text: str, data: str | None) -> list[TaskSource]:
     Raises:
         UserError: Nothing of that name, or its file does not give a task.
     """
-    if data is not None and not Path(data).is_dir():
+    if data is not None and data != HUB and not Path(data).is_dir():
         raise UserError(
-            f"data folder {data!r} does not exist: give an existing folder "
-            "with --data or in the environment variable MKOR_DATA."
+            f"data folder {data!r} does not exist: give an existing folder with --data "
+            "or in the environment variable MKOR_DATA, or fetch what is needed with --data hub."
         )
     if ":" not in text and text not in TASKS and text not in GROUPS:
         if text.endswith(".py"):
@@ -93,10 +103,11 @@ def resolve_tasks(text: str, data: str | None) -> list[TaskSource]:
 @cache
 def load_once(source: TaskSource) -> Task:
     """Makes a source's task; a process makes it once, and keeps it."""
-    data = None if source.data is None else Path(source.data)
     if not source.is_users:
-        task: Task = importlib.import_module(TASKS[source.text]).task(data)
+        module = importlib.import_module(TASKS[source.text])
+        task: Task = module.task(source.store, quick=source.quick)
         return task
+    data = source.store if isinstance(source.store, Path) else None
     name = source.text.rpartition(":")[2]
     function = _find_function(_import_file(source.path), str(source.path), name)
     made = _call(source, function, data)

@@ -1,0 +1,90 @@
+"""CIFAR-100: 32 by 32 colour images of 100 classes in 20 groups.
+
+Local layout: ``cifar100/train_0.png`` to ``train_3.png`` and ``test_0.png``, each a grid of 32 by
+32 tiles, 50 a row, row by row; ``labels.npz`` with ``train_fine``, ``train_coarse``,
+``test_fine`` and ``test_coarse``. On the hub: ``uoft-cs/cifar100``.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mkor_bench.data.images import Images, Split
+from mkor_bench.data.store import Store, from_hub, local_files, need_store
+
+MEAN = (0.5071, 0.4865, 0.4409)
+STD = (0.2673, 0.2564, 0.2762)
+"""Of each channel over the full training set."""
+
+_TILE = 32
+_TRAIN = tuple(f"train_{part}.png" for part in range(4))
+
+
+@cache
+def load_cifar100(store: Store, labels: Literal["fine", "coarse"] = "fine") -> Images:
+    """Loads the data set.
+
+    Args:
+        store: The data folder, or "hub".
+        labels: 100 "fine" classes or 20 "coarse" ones.
+
+    Returns:
+        Images [n, 3, 32, 32] with pixels from 0 to 1, and their classes.
+
+    Raises:
+        UserError: It cannot be had there.
+    """
+    place = need_store(store, "CIFAR-100")
+    if not isinstance(place, Path):
+        return Images(_from_hub("train", labels), _from_hub("test", labels))
+    *train, test, classes = local_files(place, "cifar100", *_TRAIN, "test_0.png", "labels.npz")
+    with np.load(classes, allow_pickle=False) as stored:
+        return Images(
+            Split(
+                _as_tensor(np.concatenate([_tiles(p) for p in train])),
+                _read(stored, "train", labels),
+            ),
+            Split(_as_tensor(_tiles(test)), _read(stored, "test", labels)),
+        )
+
+
+def normalised(images: Tensor) -> Tensor:
+    """Subtracts the mean of each channel and divides by its standard deviation.
+
+    Args:
+        images: Pixels from 0 to 1, [n, 3, 32, 32].
+
+    Returns:
+        The same shape.
+    """
+    return (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+
+
+def _tiles(path: Path) -> Any:
+    """Cuts a grid into images, [n, 32, 32, 3]."""
+    from PIL import Image
+
+    with Image.open(path) as opened:
+        grid = np.asarray(opened.convert("RGB"))
+    rows = grid.reshape(grid.shape[0] // _TILE, _TILE, -1, _TILE, 3)
+    return rows.swapaxes(1, 2).reshape(-1, _TILE, _TILE, 3)
+
+
+def _read(stored: Any, part: str, labels: str) -> Tensor:
+    return torch.from_numpy(stored[f"{part}_{labels}"]).long()
+
+
+def _as_tensor(images: Any) -> Tensor:
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+
+
+def _from_hub(part: str, labels: str) -> Split:
+    rows = from_hub("uoft-cs/cifar100", None, part)
+    images = np.stack([np.asarray(image) for image in rows["img"]])
+    return Split(_as_tensor(images), torch.as_tensor(rows[f"{labels}_label"]).long())

@@ -1,0 +1,126 @@
+"""Where data sets lie: a local folder whose files are checked, or the Hugging Face hub."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from mkor_bench.errors import UserError
+
+HUB = "hub"
+"""What --data says to fetch from the hub."""
+
+Store: TypeAlias = Path | Literal["hub"] | None
+"""A folder, the hub, or nothing named."""
+
+CHECKSUMS = "SHA256SUMS"
+"""In the data folder, as ``sha256sum`` writes it: the files that it lists are checked."""
+
+
+def local_files(store: Path, folder: str, *names: str) -> list[Path]:
+    """Finds the files of a data set in the data folder, and checks them.
+
+    Args:
+        store: The data folder.
+        folder: The data set's folder in it.
+        names: The files that are needed.
+
+    Returns:
+        The path of each.
+
+    Raises:
+        UserError: One is missing, or differs from its checksum.
+    """
+    paths = [store / folder / name for name in names]
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise UserError(
+            f"data folder {str(store)!r} lacks {folder}/{missing[0]}"
+            f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}: "
+            "name a folder that has it with --data, or fetch the original with --data hub."
+        )
+    for path in paths:
+        _check(store, path)
+    return paths
+
+
+def need_store(store: Store, what: str) -> Path | Literal["hub"]:
+    """Returns the store, or raises where none is named.
+
+    Args:
+        store: What --data named.
+        what: The data set in words.
+
+    Returns:
+        The store.
+
+    Raises:
+        UserError: None was named.
+    """
+    if store is None:
+        raise UserError(
+            f"{what} is needed: name the folder that holds it with --data or in the environment "
+            "variable MKOR_DATA, or fetch it with --data hub."
+        )
+    return store
+
+
+def from_hub(path: str, name: str | None, split: str) -> Any:
+    """Loads a split of a data set from the hub, or from its cache.
+
+    Args:
+        path: The data set's name on the hub.
+        name: Which part of it, if it has several.
+        split: Such as "train".
+
+    Returns:
+        A ``datasets.Dataset``.
+
+    Raises:
+        UserError: The package is missing, or the hub cannot be reached.
+    """
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise UserError(
+            "--data hub needs the package datasets: pip install datasets, "
+            "or name a local folder with --data."
+        ) from None
+    try:
+        return load_dataset(path, name, split=split)
+    except Exception as error:  # the hub's client raises a dozen kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"data set {path!r} could not be fetched from the hub ({reason[:120]}): "
+            "connect to the network once, or name a local folder with --data."
+        ) from error
+
+
+def read_text(path: Path) -> str:
+    """Reads a gzipped UTF-8 text."""
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        return file.read()
+
+
+@cache
+def _check(store: Path, path: Path) -> None:
+    expected = _checksums(store).get(path.relative_to(store).as_posix())
+    if expected is None:
+        return
+    if hashlib.sha256(path.read_bytes()).hexdigest() != expected:
+        raise UserError(
+            f"{str(path)!r} is damaged: its checksum is not the one in {CHECKSUMS}; "
+            "copy it anew, or remove its line from there if it was changed on purpose."
+        )
+
+
+@cache
+def _checksums(store: Path) -> dict[str, str]:
+    path = store / CHECKSUMS
+    if not path.is_file():
+        return {}
+    lines = (line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines())
+    return {words[1].lstrip("*"): words[0] for words in lines if len(words) == 2}

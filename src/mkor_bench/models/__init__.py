@@ -1,0 +1,1 @@
+"""Networks that several tasks train, in plain torch."""
