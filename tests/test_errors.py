@@ -154,7 +154,23 @@ def test_a_data_parallel_model():
     assert hooks(model) == 0
 
 
-def test_a_sharded_parameter():
+@pytest.mark.parametrize(
+    ("wrapper", "message"),
+    [
+        ("FullyShardedDataParallel", r"module '0' is a FullyShardedDataParallel \(FSDP1\).*FSDP2"),
+        ("DeepSpeedEngine", "the model is a DeepSpeedEngine.*use torch.distributed.fsdp.fully_sh"),
+    ],
+)
+def test_a_model_whose_parameters_are_flat(wrapper, message):
+    """Cases A86 and A87: these packages need not be here, so a class of the name stands in."""
+    kind = type(wrapper, (nn.Sequential,), {})
+    model = nn.Sequential(kind(*mlp()))
+    with pytest.raises(ValueError, match=message):
+        mkor.MKOR(model, sgd(model))
+    assert hooks(model) == 0
+
+
+def test_a_parameter_sharded_by_hand():
     from torch.distributed.tensor import DTensor, init_device_mesh
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -162,11 +178,19 @@ def test_a_sharded_parameter():
         model = mlp()
         mesh = init_device_mesh("cpu", (1,))
         model[0].weight = nn.Parameter(DTensor.from_local(model[0].weight.detach(), mesh))
-        with pytest.raises(ValueError, match=r"parameter '0\.weight' is a DTensor: sharded param"):
+        with pytest.raises(ValueError, match=r"parameter '0\.weight' is a DTensor that FSDP2"):
             mkor.MKOR(model, sgd(model))
         assert hooks(model) == 0
     finally:
         dist.destroy_process_group()
+
+
+def test_a_parameter_of_zero():
+    """Case A87: ZeRO marks the parameters that it partitions."""
+    model = mlp()
+    model[0].weight.ds_id = 0
+    with pytest.raises(ValueError, match=r"parameter '0\.weight' is partitioned by DeepSpeed"):
+        mkor.MKOR(model, sgd(model))
 
 
 def test_a_model_without_parameters():

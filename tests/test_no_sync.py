@@ -114,7 +114,7 @@ def test_the_mode_catches_reads(read):
 def test_the_mode_catches_a_read_inside_a_step():
     model, optimizer = build(foreach=False, on_nonfinite="raise")
     backward(model)
-    with pytest.raises(AssertionError, match="_local_scalar_dense"), no_sync():
+    with pytest.raises(AssertionError, match=r"reads a tensor.s value"), no_sync():
         optimizer.step()
 
 

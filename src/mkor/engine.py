@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mkor.capture.discover import Layer, LeftOut, find_layers
 from mkor.capture.folds import observable
@@ -24,16 +24,9 @@ from mkor.distributed import comm
 from mkor.faults import Faults, refuse_nonfinite
 from mkor.meter import Meter, device_of
 from mkor.methods.base import Kind, LayerShape, Method, Seen, State, Update
-from mkor.rescale import keep_finite, kl_factor, match_norm
+from mkor.rewrite import RESCALE, Rewriter
 from mkor.schedule import UpdateSchedule
-from mkor.synchronise import exchange, run_together
-
-RESCALE: dict[str | None, Callable[[Tensor, Tensor], Tensor]] = {
-    "gradient": match_norm,
-    None: keep_finite,
-}
-"""How a preconditioned gradient is scaled, by the name of the option `rescale`."""
-
+from mkor.synchronise import complete, exchange, run_together
 
 BOOKS = ("index", "records", "heard", "sizes", "resting", "paused")
 """What a copy of an engine takes over."""
@@ -161,6 +154,8 @@ class Engine:
 
     def update(self) -> None:
         """Fold what the layers showed into their factors, if this step is due."""
+        for layer in self.layers.values():
+            layer.view.settle()
         if not self.due:
             return
         self.capture.mask.check()
@@ -199,38 +194,20 @@ class Engine:
         `lrs` are the learning rates by the `id` of the parameter; only `kl_clip` needs them.
         """
         self.hear()
-        scale = RESCALE[self.rescale]
-        products: list[Tensor] = []
-        written: list[View] = []
-        for name, layer in self.layers.items():
-            view, grad = layer.view, layer.view.weight.grad
-            if grad is None or grad.layout != torch.strided or not self.records[name].state:
-                continue
-            matrix = view.matrix()  # [G, o, i]
-            update = self.now.precondition(self.state(name), matrix).to(matrix.dtype)
-            update = scale(view.present(update), matrix)
-            if self.kl_clip is not None:
-                product = torch.dot(update.flatten(), matrix.flatten())
-                products.append(product * lrs[id(view.weight)] ** 2)
-                written.append(view)
-            view.write(update)
-        self.clip(products, written)
+        ready = {
+            name: layer.view
+            for name, layer in self.layers.items()
+            if layer.view.gradient() is not None and self.records[name].state
+        }
+        clip = self.kl_clip(self.index) if callable(self.kl_clip) else self.kl_clip
+        rewriter = Rewriter(self.now, RESCALE[self.rescale], clip)
+        rewriter.rewrite(ready, {name: self.state(name) for name in ready}, lrs)
 
     def hear(self) -> None:
         """Add up the gradient's squared size, for a method that listens to it."""
         if self.method.listens() and self.layers:
-            norms = [layer.view.gradient_norm().square().sum() for layer in self.layers.values()]
+            norms = [layer.view.square_share() for layer in self.layers.values()]
             self.heard.add(torch.stack([norm.to(norms[0]) for norm in norms]).sum())
-
-    def clip(self, products: list[Tensor], written: list[View]) -> None:
-        """Scale the updates of all layers so that together they stay within `kl_clip`."""
-        if self.kl_clip is None or not products:
-            return
-        limit = self.kl_clip(self.index) if callable(self.kl_clip) else self.kl_clip
-        first = products[0]
-        factor = kl_factor(torch.stack([product.to(first) for product in products]), limit)
-        for view in written:
-            view.scale(factor.to(view.weight.device))
 
     def advance(self) -> None:
         """End the step: forget its statistics and listen if the next one updates."""
@@ -262,7 +239,7 @@ class Engine:
             elif layer.view.weight.grad is not None and not self.records[name].updates:
                 silent.append(name)
         self.faults.silent(silent, self.index)
-        return seen
+        return complete({name: self.layers[name].view for name in seen}, seen)
 
     def state(self, name: str) -> State:
         """The layer's state: made at the first use, following its weight's device and dtype."""

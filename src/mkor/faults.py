@@ -7,8 +7,11 @@ import warnings
 from collections.abc import Iterable, Mapping
 
 import torch
+from torch import Tensor
 
 from mkor.capture.discover import Layer
+from mkor.distributed import comm
+from mkor.distributed.sharded import local
 from mkor.methods.base import Seen
 
 LOG = logging.getLogger("mkor")
@@ -44,16 +47,30 @@ class Faults:
 
 
 def refuse_nonfinite(layers: Mapping[str, Layer], seen: Mapping[str, Seen], step: int) -> None:
-    """Raise before anything changes if a statistic or gradient isn't finite; synchronises."""
-    for name, layer in layers.items():
-        tensors = [seen[name].inputs, seen[name].grads] if name in seen else []
-        grad = layer.view.weight.grad
-        if grad is not None and grad.layout == torch.strided:
-            tensors.append(grad)
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+    """Raise on every worker, before anything changes, if a statistic or gradient isn't finite.
+
+    Workers tell each other, so that none waits for one that stopped; all wait for their devices.
+    """
+    names = list(layers)
+    faults = [broken(layers[name], seen.get(name)) for name in names]
+    flags = comm.all_reduce_sum(torch.stack([fault.to(faults[0]) for fault in faults]))
+    for name, fault in zip(names, flags.tolist(), strict=True):
+        if fault:
             LOG.error("not finite: step=%d layer=%s", step, name)
             raise FloatingPointError(
                 f"layer '{name}' has a statistic or gradient that is not finite in step {step}; "
                 "nothing was changed (on_nonfinite='raise'). Call zero_grad() and go on with the "
                 "next batch"
             )
+
+
+def broken(layer: Layer, seen: Seen | None) -> Tensor:
+    """1 where a statistic or gradient of a layer isn't finite on this worker, else 0."""
+    tensors = [] if seen is None else [seen.inputs, seen.grads]
+    grad = layer.view.gradient()
+    if grad is not None:
+        tensors.append(local(grad))
+    device = layer.view.weight.device
+    finite = [torch.isfinite(tensor).all() for tensor in tensors]
+    sound = torch.stack(finite).all() if finite else torch.ones((), device=device)
+    return 1 - sound.float()

@@ -11,8 +11,19 @@ import math
 import torch
 from torch import Tensor
 
+Sizes = tuple[Tensor, Tensor]
+"""Frobenius norms of an update and of its gradient, [G, 1, 1] each."""
 
-def match_norm(update: Tensor, grad: Tensor) -> Tensor:
+
+def sizes_of(update: Tensor, grad: Tensor) -> Sizes:
+    """The sizes of whole matrices [G, o, i]."""
+    return (
+        torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True),
+        torch.linalg.vector_norm(grad, dim=(-2, -1), keepdim=True),
+    )
+
+
+def match_norm(update: Tensor, grad: Tensor, sizes: Sizes | None = None) -> Tensor:
     """Give `update` the Frobenius norm of `grad`, per matrix (Algorithm 1, line 10).
 
     A zero gradient stays zero. Where the update is not finite or is zero although the gradient
@@ -22,12 +33,12 @@ def match_norm(update: Tensor, grad: Tensor) -> Tensor:
     Args:
         update: ΔW, [G, o, i].
         grad: ∇W, [G, o, i], same dtype.
+        sizes: Their norms, where these are blocks of the matrices.
 
     Returns:
         A tensor [G, o, i]; may reuse the memory of `update`.
     """
-    wanted = torch.linalg.vector_norm(grad, dim=(-2, -1), keepdim=True)  # [G, 1, 1]
-    size = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True)
+    size, wanted = sizes or sizes_of(update, grad)
     ratio = wanted / size
     # Comparisons with not-a-number are false; an infinite size has the ratio 0.
     sound = (size < math.inf) & (ratio < math.inf)
@@ -35,9 +46,9 @@ def match_norm(update: Tensor, grad: Tensor) -> Tensor:
     return chosen.mul_(torch.where(sound, ratio, 1))
 
 
-def keep_finite(update: Tensor, grad: Tensor) -> Tensor:
+def keep_finite(update: Tensor, grad: Tensor, sizes: Sizes | None = None) -> Tensor:
     """Return `update`, or `grad` for the matrices where the update is not finite, [G, o, i]."""
-    size = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True)  # [G, 1, 1]
+    size, _ = sizes or sizes_of(update, grad)
     return torch.where(size < math.inf, update, grad)
 
 

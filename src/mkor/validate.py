@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from mkor.checks import counted, is_count, one_of, positive, require, scheduled
 from mkor.distributed.comm import is_sharded
+from mkor.distributed.sharded import is_fsdp
 from mkor.hybrid import HybridSwitch
 from mkor.report import LayerInfo
 
@@ -54,18 +55,53 @@ def check_model(model: object) -> None:
     """Check that the model is a module that can be observed."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    for module in model.modules():
+    check_wrappers(model)
+
+
+def check_wrappers(model: nn.Module) -> None:
+    """Refuse ways of spreading a model in which gradients or layers can't be seen as matrices."""
+    for name, module in model.named_modules():
         if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
             raise ValueError(
                 "the model has a DataParallel over several devices, whose replicas can't be "
                 "observed; use torch.nn.parallel.DistributedDataParallel instead"
             )
-    for name, parameter in model.named_parameters():
-        if is_sharded(parameter):
+        if is_a(module, "FullyShardedDataParallel"):
             raise ValueError(
-                f"parameter '{name}' is a DTensor: sharded parameters are not supported; use "
-                "DistributedDataParallel, or build the optimizer on an unsharded model"
+                f"module '{name}' is a FullyShardedDataParallel (FSDP1), which flattens its "
+                "parameters so that no layer has its matrix; use "
+                "torch.distributed.fsdp.fully_shard (FSDP2) or DistributedDataParallel instead"
             )
+        if is_a(module, "DeepSpeedEngine"):
+            raise ValueError(
+                "the model is a DeepSpeedEngine, which keeps gradients in flat parts; use "
+                "torch.distributed.fsdp.fully_shard or DistributedDataParallel instead"
+            )
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "ds_id"):
+            raise ValueError(
+                f"parameter '{name}' is partitioned by DeepSpeed's ZeRO; use "
+                "torch.distributed.fsdp.fully_shard or DistributedDataParallel instead"
+            )
+    check_sharding(model)
+
+
+def check_sharding(model: nn.Module) -> None:
+    """Refuse parameters that are spread over workers by other means than FSDP2's."""
+    wrapped = [module for module in model.modules() if is_a(module, "FSDPModule")]
+    managed = {id(p) for module in wrapped for p in module.parameters()}
+    for name, parameter in model.named_parameters():
+        if is_sharded(parameter) and (id(parameter) not in managed or not is_fsdp(parameter)):
+            raise ValueError(
+                f"parameter '{name}' is a DTensor that FSDP2 alone did not make: tensor-parallel "
+                "layers are not supported, because a worker sees a part of their rows; use "
+                "fully_shard or DistributedDataParallel on the unsharded model"
+            )
+
+
+def is_a(thing: object, name: str) -> bool:
+    """Whether an object is of a class of that name, whose module need not be installed."""
+    return any(cls.__name__ == name for cls in type(thing).__mro__)
 
 
 def check_base(base: object) -> None:

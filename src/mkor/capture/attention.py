@@ -56,10 +56,6 @@ class AttentionInputView(LinearView):
 
     sources: tuple[int, ...] = (0, 1, 2)
 
-    def fold(self, weight: Tensor) -> Tensor:
-        """[3·E, E] as [3, E, E]."""
-        return weight.reshape(self.shape.stack, self.shape.outputs, -1)
-
     def output_sums(self, grad: Tensor, inputs: torch.Size, blocks: int) -> Tensor:
         """Not used: the projection's own output is inside the attention."""
         raise NotImplementedError

@@ -41,8 +41,8 @@ def folds_seen(layer: Layer, leaves: Leaves, kinds: tuple[Kind, Kind]) -> Seen |
     if leaves.inputs.grad is None:
         return None
     fold = leaves.inputs.grad.detach()
-    seen = folded(view.shape, kinds[0], fold, view.gradient_norm())
-    bias = view.bias_gradient() if bias_tells(view, kinds[1]) else None
+    seen = folded(view.shape, kinds[0], fold, view.norm_share())
+    bias = view.bias_share() if bias_tells(view, kinds[1]) else None
     if bias is not None and layer.bias_shows_gradient:
         return replace(seen, grads=bias.detach().to(seen.inputs.dtype), grads_reduced=True)
     if leaves.outputs.grad is None:
@@ -57,15 +57,15 @@ def rows_seen(view: View, leaves: RowLeaf) -> Seen | None:
     kept = {key: torch.cat([call[key] for call in leaves.seen], dim=1) for key in leaves.seen[0]}
     inputs, grads = kept.pop("inputs"), kept.pop("grads")
     rows = inputs.new_zeros(1) + leaves.rows  # no scalar of a tensor, which would be waited for
-    return Seen(inputs, grads, rows, view.gradient_norm(), False, kept=kept)
+    return Seen(inputs, grads, rows, view.norm_share(), False, kept=kept)
 
 
 def nothing(layer: Layer, kinds: tuple[Kind, Kind], absolute: bool) -> Seen:
     """The statistic of a layer that this worker didn't use: no rows."""
     view = layer.view
     seen = blank(layer, kinds, absolute, view.weight.device)
-    seen = replace(seen, gradient=view.gradient_norm())
-    bias = view.bias_gradient() if seen.grads_reduced else None
+    seen = replace(seen, gradient=view.norm_share())
+    bias = view.bias_share() if seen.grads_reduced else None
     if seen.grads_reduced and bias is not None:
         seen = replace(seen, grads=bias.detach().to(seen.inputs.dtype))
     return replace(seen, true=true_sums(view)) if absolute else seen
@@ -75,6 +75,6 @@ def true_sums(view: View) -> Tensor:
     """Sums of the weight gradient as it is now, [G, o]; zero where there is none."""
     grad = view.weight.grad
     if grad is None or grad.layout != torch.strided:
-        dtype = wide(view.weight.dtype)
-        return view.weight.new_zeros(view.shape.stack, view.shape.outputs, dtype=dtype)
+        size, dtype = (view.shape.stack, view.shape.outputs), wide(view.weight.dtype)
+        return torch.zeros(size, dtype=dtype, device=view.weight.device)
     return view.checksums(grad)

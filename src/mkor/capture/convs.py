@@ -115,9 +115,11 @@ class TransposedConvView(ConvView):
     positions, is no column of it and stays with the base optimizer.
     """
 
+    output_dim = 1
+
     def fold(self, weight: Tensor) -> Tensor:
         """[C_in, C_out/G, *K] as [G, C_out/G · K, C_in/G]."""
-        return weight.reshape(self.shape.stack, self.shape.inputs, -1).mT
+        return super().fold(weight).mT
 
     def unfold(self, matrix: Tensor, shape: torch.Size) -> Tensor:
         """The inverse of `fold`."""

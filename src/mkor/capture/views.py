@@ -29,6 +29,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from mkor.capture.parameters import Parameters
 from mkor.methods.base import LayerShape, wide
 
 BlockSums = tuple[Tensor, list[int]]
@@ -36,7 +37,7 @@ BlockSums = tuple[Tensor, list[int]]
 
 
 @dataclass(eq=False)
-class View(ABC):
+class View(Parameters, ABC):
     """One weight as a stack of matrices, and how a call of its module shows its rows.
 
     Attributes:
@@ -65,92 +66,9 @@ class View(ABC):
 
     spatial: ClassVar[bool] = False  # whether a weight meets every position of a sample
 
-    @property
-    def weight(self) -> Tensor:
-        """The weight parameter."""
-        weight: Tensor = self.owner._parameters[self.weight_name]  # type: ignore[assignment]
-        return weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The bias parameter, if any."""
-        return self.owner._parameters[self.bias_name] if self.bias_name else None
-
-    @property
-    def has_bias_column(self) -> bool:
-        """Whether the last column of the matrix is the bias."""
-        return self.column and self.bias_name is not None
-
-    def bias_gradient(self) -> Tensor | None:
-        """This view's part of the bias gradient, [G, 1, o], or None."""
-        grad = None if self.bias is None else self.bias.grad
-        return (
-            None if grad is None else grad[slice(*self.bias_rows)].reshape(self.shape.stack, 1, -1)
-        )
-
-    def gradient_norm(self) -> Tensor:
-        """Frobenius norm of each matrix of the weight's gradient, [G]; zero where there is none."""
-        grad = self.weight.grad
-        if grad is None or grad.layout != torch.strided:
-            return self.weight.new_zeros(self.shape.stack, dtype=wide(self.weight.dtype))
-        dtype = wide(grad.dtype)
-        norm: Tensor = torch.linalg.vector_norm(self.fold(grad), dim=(-2, -1), dtype=dtype)
-        return norm
-
-    def matrix(self) -> Tensor:
-        """The gradient as a new stack [G, o, i] in float32 or wider; absent parts are zero."""
-        weight = self.weight
-        assert weight.grad is not None
-        out = self.fold(weight.grad)
-        if self.has_bias_column:
-            bias = self.bias_gradient()
-            column = out.new_zeros(*out.shape[:2], 1) if bias is None else bias.mT
-            out = torch.cat([out, column], dim=-1)
-        return out.to(wide(out.dtype))
-
-    def present(self, matrix: Tensor) -> Tensor:
-        """Zero in place the bias column of a matrix [G, o, i] where the bias has no gradient."""
-        if self.has_bias_column and self.bias_gradient() is None:
-            matrix[..., -1] = 0
-        return matrix
-
-    def scale(self, factor: Tensor) -> None:
-        """Multiply the gradients in place."""
-        weight, bias = self.weight, self.bias
-        assert weight.grad is not None
-        weight.grad.mul_(factor)
-        if self.column and bias is not None and bias.grad is not None:
-            bias.grad[slice(*self.bias_rows)].mul_(factor)
-
-    def checksums(self, gradient: Tensor) -> Tensor:
-        """A few sums of the weight gradient's entries, [G, o], to compare it with later."""
-        return self.fold(gradient)[..., ::2].sum(dim=-1, dtype=wide(gradient.dtype))
-
-    def weights(self) -> Tensor:
-        """The weight with its bias column, [G, o, i], in float32 or wider."""
-        out = self.fold(self.weight.detach())
-        if self.has_bias_column and self.bias is not None:
-            bias = self.bias.detach()[slice(*self.bias_rows)]
-            out = torch.cat([out, bias.reshape(*out.shape[:2], 1)], dim=-1)
-        return out.to(wide(out.dtype))
-
-    def write(self, matrix: Tensor) -> None:
-        """Overwrite the gradients with `matrix`, keeping strides and dtypes; needs `no_grad`."""
-        weight, bias = self.weight, self.bias
-        assert weight.grad is not None
-        if self.column and bias is not None:
-            if bias.grad is not None:
-                bias.grad[slice(*self.bias_rows)].copy_(matrix[..., -1].reshape(-1))
-            matrix = matrix[..., :-1]
-        weight.grad.copy_(self.unfold(matrix, weight.shape))
-
-    def fold(self, weight: Tensor) -> Tensor:
-        """A tensor of the weight's shape as [G, o, i] without bias column."""
-        return weight.reshape(self.shape.stack, self.shape.outputs, -1)
-
-    def unfold(self, matrix: Tensor, shape: torch.Size) -> Tensor:
-        """The inverse of `fold`."""
-        return matrix.reshape(shape)
+    def __post_init__(self) -> None:
+        """Remember parameters that are spread over workers."""
+        self.keep()
 
     @abstractmethod
     def input_sums(self, inputs: Tensor, blocks: int) -> BlockSums:
@@ -236,6 +154,8 @@ class LinearView(View):
 
 class HFConv1DView(LinearView):
     """Transformers' `Conv1D`: a linear layer whose weight is stored as [i, o]."""
+
+    output_dim = 1
 
     def fold(self, weight: Tensor) -> Tensor:
         """[i, o] as [1, o, i]."""

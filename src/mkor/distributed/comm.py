@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -21,6 +23,13 @@ def all_reduce_sum(flat: Tensor) -> Tensor:
     """Sum a flat tensor over workers, in place; returned as it is on one worker."""
     if world_size() > 1:
         dist.all_reduce(flat)
+    return flat
+
+
+def all_reduce_over(flat: Tensor, groups: tuple[Any, ...]) -> Tensor:
+    """Sum a flat tensor over process groups, one after the other, in place."""
+    for group in groups:
+        dist.all_reduce(flat, group=group)
     return flat
 
 

@@ -20,6 +20,8 @@ import math
 import torch
 from torch import Tensor
 
+from mkor.blocks import Block, Blockwise, Shares, columns_of, counted, rows_of
+
 NARROW = ("inputs", "outputs")
 """The tensors of the state that may be kept in half precision; they are nearly all of it."""
 
@@ -46,6 +48,17 @@ def precondition(state: dict[str, Tensor], grad: Tensor) -> Tensor:
     inputs, outputs, grad = (t.to(root.dtype) for t in (state["inputs"], state["outputs"], grad))
     along = ((outputs @ grad) * inputs).sum(dim=-1, keepdim=True)  # Uᵀ∇, [G, m, 1]
     weights = torch.cholesky_solve(along, root)  # [G, m, 1]
+    return (grad - outputs.mT @ (weights * inputs)) / state["damping"][:, None, None]
+
+
+def precondition_block(state: dict[str, Tensor], grad: Tensor, block: Block) -> Blockwise:
+    """The same of a block [1, o', i'] of ∇; m numbers cross."""
+    root = state["kernel"]
+    inputs, outputs, grad = (t.to(root.dtype) for t in (state["inputs"], state["outputs"], grad))
+    inputs, outputs = columns_of(inputs, block), rows_of(outputs, block)
+    along = ((outputs @ grad) * counted(inputs, block)).sum(dim=-1, keepdim=True)
+    along = (yield Shares(both={"along": along}))["along"]  # Uᵀ∇, [1, m, 1]
+    weights = torch.cholesky_solve(along, root)
     return (grad - outputs.mT @ (weights * inputs)) / state["damping"][:, None, None]
 
 

@@ -29,6 +29,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mkor.blocks import Block, Blockwise, Shares, columns_of, counted, rows_of
+
 Parts = dict[str, Tensor]
 
 ROUNDING = 2.0
@@ -131,3 +133,25 @@ def precondition(outputs: Parts, inputs: Parts, grad: Tensor) -> Tensor:
     if len(grad) == 1:
         return torch.addmm(grad[0], both[0][0], both[1][0], alpha=-1)[None]
     return torch.baddbmm(grad, *both, alpha=-1)
+
+
+def precondition_block(outputs: Parts, inputs: Parts, grad: Tensor, block: Block) -> Blockwise:
+    """The block [1, o', i'] of J_g ∇ J_a that belongs to a block of ∇, as in `precondition`.
+
+    Products with the rows of a side cross the workers that hold other parts of that side: k_g×i'
+    numbers of outputs, o'×k_a and k_g×k_a of inputs. The gradient itself stays where it is.
+    """
+    dtype = torch.promote_types(grad.dtype, outputs["root"].dtype)
+    grad = grad.to(dtype)
+    left = rows_of(outputs["rows"].to(dtype), block)  # [1, k, o']
+    right = columns_of(inputs["rows"].to(dtype), block)  # [1, k, i']
+    roots = outputs["root"].to(dtype), inputs["root"].to(dtype)
+    sums = counted(right, block).mT
+    shared = yield Shares(outputs={"crossed": left @ grad}, inputs={"columns": grad @ sums})
+    columns = shared["columns"] @ roots[1].mT @ roots[1]  # ∇B_aᵀM_a, [1, o', k]
+    crossed = roots[0].mT @ (roots[0] @ shared["crossed"])  # M_g B_g ∇, [1, k, i']
+    shared = yield Shares(inputs={"inner": crossed @ sums})
+    inner = shared["inner"] @ roots[1].mT @ roots[1]
+    crossed = torch.baddbmm(crossed, inner, right, alpha=-1)
+    update = torch.baddbmm(grad, left.mT, crossed, alpha=-1)
+    return torch.baddbmm(update, columns, right, alpha=-1)

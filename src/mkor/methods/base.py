@@ -32,6 +32,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from mkor.blocks import Block, Blockwise
+
 State = dict[str, Tensor]
 
 EVENTS = ("skipped", "resets", "blends", "rejected", "damped")
@@ -194,6 +196,11 @@ class Method(ABC):
     state_dtype: torch.dtype | None
     second_pass: bool = False
 
+    @property
+    def blockwise(self) -> bool:
+        """Whether `precondition_block` can be called, so that no gradient need be gathered."""
+        return False
+
     def dtype(self, parameters: torch.dtype, key: str = "") -> torch.dtype:
         """Dtype of the state tensor `key` of a layer whose parameters have dtype `parameters`."""
         return self.state_dtype or wide(parameters)
@@ -274,6 +281,10 @@ class Method(ABC):
     @abstractmethod
     def precondition(self, state: State, grad: Tensor) -> Tensor:
         """Return the preconditioned gradient of `grad` [G, o, i], in any float dtype."""
+
+    def precondition_block(self, state: State, grad: Tensor, block: Block) -> Blockwise:
+        """As `precondition` of a block [1, o', i'], yielding what must cross its workers."""
+        raise NotImplementedError(f"{self.name} needs whole gradients")
 
     def revisit(self, state: State, seen: Seen) -> Update:
         """Fold what the same batch shows after the base's step; only with `second_pass`."""

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mkor.blocks import Block, Blockwise, Shares, columns_of, counted, rows_of
 from mkor.methods.base import (
     EVENTS,
     Exchange,
@@ -100,6 +101,24 @@ class EvaMethod(Method):
         left, right = (averaged(state[side].to(dtype), weight) for side in SIDES)
         return rank_one_inverse(grad.to(dtype), left, right, self.damping)
 
+    @property
+    def blockwise(self) -> bool:
+        """Vectors multiply blocks where they lie."""
+        return True
+
+    def precondition_block(self, state: State, grad: Tensor, block: Block) -> Blockwise:
+        """The same of a block; one number crosses."""
+        dtype = wide(state["inputs"].dtype)
+        weight, grad = state["weight"].to(dtype), grad.to(dtype)
+        left, right = (averaged(state[side].to(dtype), weight) for side in SIDES)
+        share = rank_one_share(left, right, self.damping)
+        column = rows_of(left.units, block)[..., None]  # ĝ, [1, o', 1]
+        row = columns_of(right.units[:, None], block)  # âᵀ, [1, 1, i']
+        along = (column * (grad @ counted(row, block).mT)).sum(dim=1, keepdim=True)
+        along = (yield Shares(both={"along": along}))["along"]  # ĝᵀ∇W â, [1, 1, 1]
+        column = column * (along * share)
+        return torch.baddbmm(grad, column, row, beta=1 / self.damping, alpha=-1 / self.damping)
+
     def _fold(self, state: State, inputs: Tensor, outputs: Tensor, present: Tensor) -> State:
         """Fold ā [G, i] and ḡ [G, o] in, both or neither, since they belong together."""
         new = {
@@ -163,10 +182,16 @@ def rank_one_inverse(grad: Tensor, left: Direction, right: Direction, damping: f
         right: ā.
         damping: λ.
     """
-    ratio = damping**0.5 / left.length / right.length  # [G]
-    share = 1 / (1 + ratio.square())
+    share = rank_one_share(left, right, damping)
     column = left.units[..., None]  # ĝ, [G, o, 1]
     row = right.units[:, None]  # âᵀ, [G, 1, i]
     along = (column * (grad @ row.mT)).sum(dim=1, keepdim=True)  # ĝᵀ∇W â, [G, 1, 1]
-    column = column * (along * share[:, None, None])
+    column = column * (along * share)
     return torch.baddbmm(grad, column, row, beta=1 / damping, alpha=-1 / damping)
+
+
+def rank_one_share(left: Direction, right: Direction, damping: float) -> Tensor:
+    """‖ḡ‖²‖ā‖²/(‖ḡ‖²‖ā‖² + λ), [G, 1, 1]."""
+    ratio = damping**0.5 / left.length / right.length  # [G]
+    share: Tensor = 1 / (1 + ratio.square())
+    return share[:, None, None]

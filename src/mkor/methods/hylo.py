@@ -30,6 +30,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from mkor.blocks import Block, Blockwise
 from mkor.factors import interpolative, rows
 from mkor.methods.base import EVENTS, Exchange, LayerShape, Method, Rows, Seen, State, Update, wide
 from mkor.methods.statistics import loss_scale
@@ -101,6 +102,15 @@ class SNGDMethod(Method):
     def precondition(self, state: State, grad: Tensor) -> Tensor:
         """V = (∇ - U N Uᵀ∇)/μ with N the inverse of the damped kernel, [G, o, i]."""
         return rows.precondition(state, grad)
+
+    @property
+    def blockwise(self) -> bool:
+        """Rows multiply blocks where they lie."""
+        return True
+
+    def precondition_block(self, state: State, grad: Tensor, block: Block) -> Blockwise:
+        """The same of a block."""
+        return rows.precondition_block(state, grad, block)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from mkor.blocks import Block, Blockwise
 from mkor.factors import dense, thin
 from mkor.factors.lowrank import LowRank
 from mkor.factors.window import Window
@@ -141,6 +142,16 @@ class MKORMethod(Method):
         if self.dense:
             return sandwich(state.get("outputs"), grad, state.get("inputs"))
         return thin.precondition(parts_of(state, "outputs"), parts_of(state, "inputs"), grad)
+
+    @property
+    def blockwise(self) -> bool:
+        """Rows multiply blocks where they lie; a matrix needs the whole gradient."""
+        return not self.dense
+
+    def precondition_block(self, state: State, grad: Tensor, block: Block) -> Blockwise:
+        """The same of a block."""
+        outputs, inputs = (parts_of(state, side) for side in ("outputs", "inputs"))
+        return thin.precondition_block(outputs, inputs, grad, block)
 
     def _messages(self, seen: Seen) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What workers add, and what they average."""

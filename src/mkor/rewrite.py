@@ -1,0 +1,96 @@
+"""Rewrite the gradients of layers: precondition, then rescale.
+
+A gradient that is spread over workers is rewritten block by block where the method can do that: all
+layers run together, so that a round of theirs costs one collective for the same workers. Otherwise
+it is gathered, a layer at a time, and each worker keeps its block of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mkor.blocks import Block, Blockwise, Shares, counted
+from mkor.capture.views import View
+from mkor.methods.base import Method, State
+from mkor.rescale import Sizes, keep_finite, kl_factor, match_norm
+from mkor.synchronise import exchange_shares, run_together
+
+Rates = dict[int, Any]
+Scale = Callable[[Tensor, Tensor, Sizes | None], Tensor]
+
+RESCALE: dict[str | None, Scale] = {"gradient": match_norm, None: keep_finite}
+"""How a preconditioned gradient is scaled, by the name of the option `rescale`."""
+
+
+@dataclass(frozen=True)
+class Rewriter:
+    """A method, and how what it makes of a gradient is scaled.
+
+    Attributes:
+        method: The method in this step.
+        scale: Gives the result its size.
+        clip: The bound κ on the sum of products, or None.
+    """
+
+    method: Method
+    scale: Scale
+    clip: float | None
+
+    def rewrite(self, views: dict[str, View], states: dict[str, State], rates: Rates) -> None:
+        """Rewrite the gradients of the layers.
+
+        Args:
+            views: The layers, each with factors and a dense gradient.
+            states: Their factors.
+            rates: Learning rates by the `id` of the parameter; only `clip` needs them.
+        """
+        blocks = {name: view.block() for name, view in views.items() if view.scattered}
+        products: dict[str, Tensor] = {}
+        together: dict[str, Blockwise] = {}
+        for name, view in views.items():
+            block = blocks.get(name) if self.method.blockwise else None
+            if block is None:
+                products[name] = self.rewrite_whole(view, states[name])
+            else:
+                together[name] = self.rewrite_block(view, states[name], block)
+        groups = {name: views[name].block_groups() for name in together}
+        products |= run_together(together, partial(exchange_shares, groups=groups))
+        if self.clip is not None and products:
+            parts = [products[name] * rates[id(view.weight)] ** 2 for name, view in views.items()]
+            factor = kl_factor(torch.stack([part.to(parts[0]) for part in parts]), self.clip)
+            for view in views.values():
+                view.scale(factor.to(view.weight.device))
+
+    def rewrite_whole(self, view: View, state: State) -> Tensor:
+        """Rewrite a gradient; its product with the result, if that is needed, else nothing."""
+        grad = view.matrix()  # [G, o, i]
+        update = self.method.precondition(state, grad).to(grad.dtype)
+        update = self.scale(view.present(update), grad, None)
+        product = self.product(update, grad)
+        view.write(update)  # which may be what `grad` is a view of
+        return product
+
+    def rewrite_block(self, view: View, state: State, block: Block) -> Blockwise:
+        """The same of this worker's block."""
+        grad = view.matrix(block)  # [1, o', i']
+        update = yield from self.method.precondition_block(state, grad, block)
+        update = view.present(update.to(grad.dtype))
+        squares = [counted(tensor, block).square().sum() for tensor in (update, grad)]
+        sizes = (yield Shares(both={"squares": torch.stack(squares)}))["squares"].sqrt()
+        update = self.scale(update, grad, (sizes[0].view(1, 1, 1), sizes[1].view(1, 1, 1)))
+        product = self.product(counted(update, block), grad)
+        view.write(update, block)
+        shared = yield Shares(both={} if self.clip is None else {"product": product})
+        return shared.get("product", product)
+
+    def product(self, update: Tensor, grad: Tensor) -> Tensor:
+        """⟨V, ∇⟩, if there is a bound on it; else nothing."""
+        if self.clip is None:
+            return grad.new_empty(0)
+        return torch.dot(update.flatten(), grad.flatten())
