@@ -28,7 +28,7 @@ from mkor.rewrite import RESCALE, Rewriter
 from mkor.schedule import UpdateSchedule
 from mkor.synchronise import complete, exchange, run_together
 
-BOOKS = ("index", "records", "heard", "sizes", "resting", "paused")
+BOOKS = ("index", "records", "heard", "sizes", "resting", "paused", "faults")
 """What a copy of an engine takes over."""
 
 

@@ -18,11 +18,12 @@ LOG = logging.getLogger("mkor")
 
 
 class Faults:
-    """Warnings of one optimizer, each given once."""
+    """Warnings of one optimizer, each given once, and the counts that the log has told."""
 
     def __init__(self) -> None:
         """Nothing told yet."""
         self.told: set[str] = set()
+        self.counts: dict[str, dict[str, int]] = {}
 
     def silent(self, names: Iterable[str], step: int) -> None:
         """Warn of layers that train but never showed a statistic."""
@@ -44,6 +45,21 @@ class Faults:
         if text not in self.told:
             self.told.add(text)
             warnings.warn(text, UserWarning, stacklevel=stacklevel)
+
+    def report(self, counts: dict[str, dict[str, int]], step: int) -> None:
+        """Log what has been counted since the last time, a line a layer.
+
+        Args:
+            counts: Faults by layer and kind; fewer than before where factors began anew.
+            step: Number of steps so far.
+        """
+        for name, now in counts.items():
+            before = self.counts.get(name, {})
+            new = {key: n - b if n >= (b := before.get(key, 0)) else n for key, n in now.items()}
+            if any(new.values()):
+                told = " ".join(f"{key}={count}" for key, count in new.items())
+                LOG.warning("fault: step=%d layer=%s %s", step, name, told)
+        self.counts = counts
 
 
 def refuse_nonfinite(layers: Mapping[str, Layer], seen: Mapping[str, Seen], step: int) -> None:

@@ -28,7 +28,7 @@ from mkor.handover import Handover
 from mkor.informed import Informed
 from mkor.meter import device_of
 from mkor.methods.base import Method
-from mkor.report import LayerInfo, layer_infos, table
+from mkor.report import LayerInfo, faults_of, layer_infos, table
 from mkor.schedule import UpdateSchedule
 
 
@@ -143,6 +143,7 @@ class Preconditioner(Informed):
         if handover is None or self._closed:
             return
         if handover.advance(self._engine.index, device_of(self.model.parameters())):
+            self.log_events()
             self._engine.rest(not handover.course.preconditioning, self._optimized())
         self._engine.pause(handover.trying)
 
@@ -214,6 +215,14 @@ class Preconditioner(Informed):
         """One record per layer: what is preconditioned, what is not and why, and its books."""
         return layer_infos(self._engine)
 
+    def log_events(self) -> None:
+        """Log the faults since the last call: one line a layer, by the logger `mkor`, as warnings.
+
+        Steps count them on their device and wait for nothing; this reads the counters, so call it
+        as often as the loss is read. `state_dict()` and a hand-over do it by themselves.
+        """
+        self._engine.faults.report(faults_of(self.layers()), self._engine.index)
+
     def close(self) -> None:
         """Remove every hook; from here on a step is the base optimizer's alone."""
         self._finalizer()
@@ -231,6 +240,7 @@ class Preconditioner(Informed):
         As with torch's own optimizers, the tensors are the live ones, not copies.
         """
         self._before_saving()
+        self.log_events()
         packed = checkpoint.pack(self._engine, self.base, self._handover)
         return self._saved({**self.base.state_dict(), checkpoint.KEY: packed})
 
@@ -249,6 +259,7 @@ class Preconditioner(Informed):
         validate.check_state_dict(state_dict)
         loaded = copy.deepcopy(state_dict)
         checkpoint.load(self._engine, self.base, loaded, strict, self._handover)
+        self._engine.faults.counts = faults_of(self.layers())  # told where they were saved
         if self._closed:  # loading may have ended a rest
             self._engine.capture.remove()
         self._after_loading()

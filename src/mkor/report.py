@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from mkor.engine import Engine
 from mkor.methods.base import EVENTS
 
+FAULTS = ("skipped", "resets", "rejected")
+"""Events that a sound training has none of."""
+
 
 @dataclass(frozen=True)
 class LayerInfo:
@@ -58,6 +61,11 @@ def layer_infos(engine: Engine) -> list[LayerInfo]:
     return infos + left
 
 
+def faults_of(infos: Iterable[LayerInfo]) -> dict[str, dict[str, int]]:
+    """What was left out, reset or rejected, by layer."""
+    return {i.name: {key: getattr(i, key) for key in FAULTS} for i in infos if i.updates}
+
+
 def preconditioned(engine: Engine, name: str) -> LayerInfo:
     """The record of one layer; reads its counters, which synchronises with its device."""
     view, record = engine.layers[name].view, engine.records[name]
@@ -93,7 +101,7 @@ def table(title: str, infos: Iterable[LayerInfo], most: int = 12) -> str:
     width = max((len(i.name) for i in rows[:most]), default=0)
     for info in rows[:most]:
         shape = "x".join(map(str, info.shape))
-        counts = {key: getattr(info, key) for key in ("resets", "skipped", "rejected")}
+        counts = {key: getattr(info, key) for key in FAULTS}
         events = "".join(f"  {count} {key}" for key, count in counts.items() if count)
         lines.append(
             f"  {info.name:<{width}}  {info.kind}  {shape}  {info.updates} updates{events}"

@@ -29,10 +29,11 @@ from mkor_bench.optimizers import optimizer_row
 from mkor_bench.options import MAX_SEEDS, check_count, check_lr, parse_lrs, parse_optimizers
 from mkor_bench.report.curves import FILE_NAME as CURVES_NAME
 from mkor_bench.report.curves import write_curves
-from mkor_bench.report.events import FOLDER_NAME, open_writer, write_events
+from mkor_bench.report.events import FOLDER_NAME, add_watched, open_writer, write_events
 from mkor_bench.report.results import FILE_NAME as RESULTS_NAME
 from mkor_bench.report.results import Conditions, write_results
 from mkor_bench.report.table import number, task_table
+from mkor_bench.report.watch import due, watched
 from mkor_bench.summary import OptimizerResult, TaskResult, final_loss
 from mkor_bench.tasks.check import check_task
 from mkor_bench.tasks.source import TaskSource, resolve_tasks
@@ -222,6 +223,8 @@ def _train_with_progress(training: Training, folder: Path, checkpoint_every: int
         def on_step(training: Training) -> bool:
             loss = run.losses[-1]
             writer.add_scalar("training loss", loss, run.step)
+            if due(run.step, steps):
+                add_watched(writer, watched(training.optimizer), run.step)
             display.advance(0, 1, "", f"loss {number(loss)}")
             if checkpoint_every and run.step % checkpoint_every == 0:
                 save_checkpoint(folder, training)

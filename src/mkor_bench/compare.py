@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mkor_bench.report.watch import due, watched
 from mkor_bench.summary import OptimizerResult, TaskResult, final_loss
 from mkor_bench.tasks.source import TaskSource
 from mkor_bench.timing import TimingJob, rounds_for, time_steps
@@ -116,6 +117,8 @@ def run_job(job: RunJob, report: Callable[[int], None]) -> Run:
 
     def on_step(training: Training) -> None:
         nonlocal reported
+        if due(training.run.step, job.settings.steps):
+            training.run.watched[training.run.step] = watched(training.optimizer)
         if training.run.step - reported >= _REPORT_EVERY:
             report(training.run.step - reported)
             reported = training.run.step

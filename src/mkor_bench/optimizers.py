@@ -63,9 +63,19 @@ def _lamb(model: nn.Module, lr: float) -> Optimizer:
     return LAMB(model.parameters(), lr=lr)
 
 
-def _wrapped(model: nn.Module, lr: float, *, method: str, base: Builder, **options: Any) -> Any:
+def _wrapped(
+    model: nn.Module,
+    lr: float,
+    *,
+    method: str,
+    base: Builder,
+    switch: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     import mkor
 
+    if switch is not None:
+        options["hybrid"] = mkor.HybridSwitch(**switch)
     return getattr(mkor, method)(model, base(model, lr), **options)
 
 
@@ -100,6 +110,7 @@ _ROWS = (
         partial(_wrapped, method="MKOR", base=_adamw),
         compared=True,
     ),
+    _on_sgd("mkor-h", "MKOR that hands over", "MKOR", switch={"window": 15}),
     _on_sgd("mkor-lowrank", "MKOR with low-rank sketches", "MKOR", **LOWRANK),
     OptimizerRow(
         "mkor-lowrank-adamw",

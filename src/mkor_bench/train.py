@@ -56,12 +56,14 @@ class Run:
         seconds: The training time up to and with each step by :func:`clock`; evaluation
             is not in it.
         metric: The test metric at the end, None if the run diverged or goes on.
+        watched: What was seen of the optimizer after some of the steps, for TensorBoard.
     """
 
     settings: Settings
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     metric: float | None = None
+    watched: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @property
     def step(self) -> int:

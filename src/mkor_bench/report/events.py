@@ -1,4 +1,4 @@
-"""TensorBoard events: the loss of each step, and the test metric at the end."""
+"""TensorBoard events: the loss of each step, what the optimizer does, and the test metric."""
 
 from __future__ import annotations
 
@@ -50,6 +50,21 @@ def open_writer(folder: Path, next_step: int) -> SummaryWriter:
     return SummaryWriter(str(folder / FOLDER_NAME), purge_step=next_step)
 
 
+def add_watched(
+    writer: SummaryWriter, scalars: dict[str, float], step: int, walltime: float | None = None
+) -> None:
+    """Writes what was seen of an optimizer after a step.
+
+    Args:
+        writer: Where to.
+        scalars: Numbers by their name.
+        step: The step, from 1.
+        walltime: When it was, in seconds since the epoch, or None for now.
+    """
+    for name, value in scalars.items():
+        writer.add_scalar(name, value, step, walltime=walltime)
+
+
 def _write_run(folder: Path, metric: str, run: Run) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -58,5 +73,7 @@ def _write_run(folder: Path, metric: str, run: Run) -> None:
         for step, (loss, seconds) in enumerate(zip(run.losses, run.seconds, strict=True), 1):
             # With these wall times, the axis "relative" is the training time.
             writer.add_scalar("training loss", loss, step, walltime=begin + seconds)
+        for step, scalars in run.watched.items():
+            add_watched(writer, scalars, step, begin + run.seconds[step - 1])
         if run.metric is not None:
             writer.add_scalar(metric, run.metric, run.step, walltime=begin + run.seconds[-1])
