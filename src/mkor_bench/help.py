@@ -62,7 +62,7 @@ None. More fields of a Task: steps, lrs (the grid of compare) and default_lrs (f
 
 **Written to the output folder:** results.json (each run's curve, the chosen learning rates,
 the whole grid, the machine and the versions), curves.png (the loss by step and by second)
-and tensorboard/ (the same curves as events).
+and tensorboard/ (the same curves, rates and factors as events).
 """
 
 TRAIN_HELP = f"""
@@ -88,5 +88,5 @@ All but the digits read data: `--data FOLDER`, or `--data hub` to fetch the orig
 * mkor train digits-autoencoder --optimizer adamw --lr 0.003 --output runs/low
 
 **Written to the output folder:** checkpoint.pt (torch.load reads it with weights_only=True),
-results.json, curves.png and tensorboard/ (events while it trains).
+results.json, curves.png and tensorboard/ (losses, rates and factors while it trains).
 """
