@@ -11,6 +11,7 @@ Modules, in reading order:
 * ``models``      networks that several tasks train
 * ``tasks``       what is trained: a model, its batches, its loss, its test metric
 * ``optimizers``  one row for each optimizer that the command knows by name
+* ``rivals``      SOAP and Muon, made ready for such a row
 * ``train``       the training loop that every command shares
 * ``checkpoint``  a run on disk, and its exact continuation
 * ``workers``     independent runs side by side in worker processes

@@ -19,7 +19,9 @@ measured at the end, with the optimizers taking turns.
 **Tasks:** {_TASK_NAMES}. **Groups:** {", ".join(GROUPS)} (both of its tasks). All but the
 digits read data: `--data FOLDER`, or `--data hub` to fetch the original.
 
-**Optimizers:** {", ".join(OPTIMIZERS)}.
+**Optimizers:** {", ".join(OPTIMIZERS)}. A name may carry options, as in
+`kfac:damping=0.01:inverse_update_steps=50`; soap needs the package pytorch_optimizer, and muon
+torch 2.9.
 
 **Your own task:** path/to/file.py:function, where the function returns a Task, such as:
 

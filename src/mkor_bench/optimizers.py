@@ -4,23 +4,26 @@ A new method is one more row: a name, a sentence, and a function that builds the
 optimizer for a model at a learning rate. Everything else about a comparison is the
 same for all rows, so that it differs in the method alone.
 
+A name may carry options for the builder, as in ``kfac:damping=0.01:inverse_update_steps=50``.
+
 ``torch`` and ``mkor`` are imported by the builders, so that ``mkor --help`` is quick.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mkor_bench.errors import unknown_name
+from mkor_bench.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    Builder = Callable[[nn.Module, float], Optimizer]
+    Builder = Callable[..., Optimizer]
 
 MOMENTUM = 0.9
 """Momentum of SGD, alone and below MKOR."""
@@ -33,7 +36,7 @@ class OptimizerRow:
     Attributes:
         name: The name on the command line.
         description: One phrase for tables and reports.
-        build: Makes the optimizer from a model and a learning rate.
+        build: Makes the optimizer from a model and a learning rate; options by name.
         first_order: Whether it is a baseline that the second-order methods are to beat.
         compared: Whether `mkor compare` takes it where it is not told what to take.
     """
@@ -45,22 +48,29 @@ class OptimizerRow:
     compared: bool = False
 
 
-def _sgd(model: nn.Module, lr: float) -> Optimizer:
+def _sgd(model: nn.Module, lr: float, **options: Any) -> Optimizer:
     from torch.optim import SGD
 
-    return SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
+    return SGD(model.parameters(), lr=lr, **{"momentum": MOMENTUM, **options})
 
 
-def _adamw(model: nn.Module, lr: float) -> Optimizer:
+def _adamw(model: nn.Module, lr: float, **options: Any) -> Optimizer:
     from torch.optim import AdamW
 
-    return AdamW(model.parameters(), lr=lr)
+    return AdamW(model.parameters(), lr=lr, **options)
 
 
-def _lamb(model: nn.Module, lr: float) -> Optimizer:
+def _lamb(model: nn.Module, lr: float, **options: Any) -> Optimizer:
     from mkor import LAMB
 
-    return LAMB(model.parameters(), lr=lr)
+    return LAMB(model.parameters(), lr=lr, **options)
+
+
+def _rival(model: nn.Module, lr: float, *, name: str, **options: Any) -> Optimizer:
+    from mkor_bench import rivals
+
+    build: Builder = getattr(rivals, name)
+    return build(model, lr, **options)
 
 
 def _wrapped(
@@ -103,6 +113,8 @@ _ROWS = (
     OptimizerRow("sgd", "SGD with momentum 0.9", _sgd, first_order=True, compared=True),
     OptimizerRow("adamw", "AdamW", _adamw, first_order=True, compared=True),
     OptimizerRow("lamb", "LAMB", _lamb, first_order=True),
+    OptimizerRow("soap", "SOAP", partial(_rival, name="build_soap")),
+    OptimizerRow("muon", "Muon, AdamW on the rest", partial(_rival, name="build_muon")),
     replace(_on_sgd("mkor", "MKOR", "MKOR"), compared=True),
     OptimizerRow(
         "mkor-adamw",
@@ -134,14 +146,45 @@ def optimizer_row(name: str) -> OptimizerRow:
     """Looks an optimizer up.
 
     Args:
-        name: Its name on the command line.
+        name: Its name on the command line, which may carry options:
+            ``name:option=value:option=value``.
 
     Returns:
-        Its row of the registry.
+        Its row of the registry, with the options in the builder.
 
     Raises:
-        UserError: The name is unknown; the nearest known names are suggested.
+        UserError: The name is unknown, and the nearest known names are suggested; or an
+            option is not written as above.
     """
-    if name not in OPTIMIZERS:
-        raise unknown_name("optimizer", name, OPTIMIZERS)
-    return OPTIMIZERS[name]
+    plain, *texts = name.split(":")
+    if plain not in OPTIMIZERS:
+        raise unknown_name("optimizer", plain, OPTIMIZERS)
+    row = OPTIMIZERS[plain]
+    if not texts:
+        return row
+    options = dict(_parse_option(name, text) for text in texts)
+    told = ", ".join(f"{option} {value}" for option, value in options.items())
+    build = partial(_with_options, name=name, row=row.name, options=options)
+    return replace(row, name=name, description=f"{row.description} with {told}", build=build)
+
+
+def _with_options(
+    model: nn.Module, lr: float, *, name: str, row: str, options: dict[str, Any]
+) -> Optimizer:
+    try:
+        return OPTIMIZERS[row].build(model, lr, **options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"optimizer {name!r}: {error}") from error
+
+
+def _parse_option(name: str, text: str) -> tuple[str, Any]:
+    option, equals, value = text.partition("=")
+    if not option.isidentifier() or not equals or not value:
+        raise UserError(
+            f"optimizer {name!r}: {text!r} is not an option: write name:option=value, "
+            "such as kfac:damping=0.01."
+        )
+    try:
+        return option, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return option, value  # a word, such as representation=window

@@ -6,7 +6,7 @@ import math
 import re
 
 from mkor_bench.errors import UserError
-from mkor_bench.optimizers import optimizer_row
+from mkor_bench.optimizers import OptimizerRow, optimizer_row
 
 MAX_SEEDS = 1000
 
@@ -21,13 +21,13 @@ def parse_optimizers(text: str) -> tuple[str, ...]:
         The names, each once.
 
     Raises:
-        UserError: A name is unknown, or there is none.
+        UserError: A name is unknown, or its options are, or there is none.
     """
     names = tuple(dict.fromkeys(_split(text)))
     if not names:
         raise UserError(f"--optimizers {text!r} names none: give names such as sgd,mkor.")
     for name in names:
-        optimizer_row(name)
+        _try_options(optimizer_row(name))
     return names
 
 
@@ -115,6 +115,14 @@ def check_count(value: int, option: str, least: int = 1, most: int | None = None
             f"{option} must be {rule}, got {value}: give such a number or leave the option out."
         )
     return value
+
+
+def _try_options(row: OptimizerRow) -> None:
+    """Builds an optimizer whose name carries options, so that its mistakes show at once."""
+    if ":" in row.name:
+        from torch import nn
+
+        row.build(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), 0.01)
 
 
 def _split(text: str) -> list[str]:

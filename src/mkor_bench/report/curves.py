@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mkor_bench.files import write_atomically
-from mkor_bench.optimizers import OPTIMIZERS
+from mkor_bench.optimizers import optimizer_row
 from mkor_bench.report.table import number
 from mkor_bench.summary import OptimizerResult, TaskResult, mean_curve, smooth, window
 from mkor_bench.train import clock
@@ -50,9 +50,10 @@ def write_curves(folder: Path, results: Sequence[TaskResult]) -> None:
 
 def _draw(axes: Axes, result: TaskResult, *, by_second: bool) -> None:
     lows, highs = [], []
-    for optimizer in result.optimizers:
+    for place, optimizer in enumerate(result.optimizers):
         if optimizer.runs and min(run.step for run in optimizer.runs) > 1:
-            low, high = _draw_optimizer(axes, optimizer, by_second=by_second)
+            colour = COLOURS[place % len(COLOURS)]
+            low, high = _draw_optimizer(axes, optimizer, colour, by_second=by_second)
             lows.append(low)
             highs.append(high)
     if result.target is not None:
@@ -69,7 +70,9 @@ def _draw(axes: Axes, result: TaskResult, *, by_second: bool) -> None:
     _limit(axes, lows, highs)
 
 
-def _draw_optimizer(axes: Axes, result: OptimizerResult, *, by_second: bool) -> tuple[float, float]:
+def _draw_optimizer(
+    axes: Axes, result: OptimizerResult, colour: str, *, by_second: bool
+) -> tuple[float, float]:
     """Draws the mean over seeds in a band from the lowest seed to the highest."""
     width = window(result.runs[0].settings.steps)
     steps = min(run.step for run in result.runs)
@@ -78,8 +81,7 @@ def _draw_optimizer(axes: Axes, result: OptimizerResult, *, by_second: bool) -> 
     shown = slice(min(width, steps) - 1, None)
     seconds = mean_curve([run.seconds for run in result.runs])
     x = np.array(seconds) if by_second else np.arange(1, steps + 1)
-    colour = COLOURS[list(OPTIMIZERS).index(result.optimizer) % len(COLOURS)]
-    style = "--" if OPTIMIZERS[result.optimizer].first_order else "-"
+    style = "--" if optimizer_row(result.optimizer).first_order else "-"
     mean = curves.mean(axis=0)
     label = f"{result.optimizer} (lr {result.runs[0].settings.lr:g})"
     axes.plot(x[shown], mean[shown], color=colour, linestyle=style, linewidth=1.8, label=label)
