@@ -10,6 +10,7 @@ from mkor.estimate import Collective, Estimate, LayerEstimate, UpdateEstimate, e
 from mkor.hybrid import HybridSwitch
 from mkor.lr_scheduler import KneePointLR
 from mkor.optimizer import Preconditioner
+from mkor.optimizers.auto import auto
 from mkor.optimizers.eva import Eva
 from mkor.optimizers.hylo import HyLo
 from mkor.optimizers.kbfgs import KBFGS
@@ -36,5 +37,6 @@ __all__ = [
     "Preconditioner",
     "UpdateEstimate",
     "__version__",
+    "auto",
     "estimate",
 ]

@@ -64,6 +64,7 @@ def pack(engine: Engine, base: Optimizer, handover: Handover | None) -> dict[str
             "updates": record.updates,
             "last_update": record.last_update,
             "state": dict(record.state),
+            "momentum": dict(record.momentum),
         }
     return {
         "method": engine.method.name,
@@ -103,6 +104,7 @@ def differences(
         if name in saved and list(saved[name]["shape"]) != here:
             out.append(f"layer '{name}' is {saved[name]['shape']} there and {here} here")
     out = out or list(other_states(engine, saved).values())
+    out = out or momentum_differences(engine, saved)
     out = out or list(resized(engine.model, packed).values())
     if packed["parameters"] != names:
         out += group_differences(packed["parameters"], names)
@@ -119,6 +121,16 @@ def other_states(engine: Engine, saved: dict[str, Any]) -> dict[str, str]:
         if fault is not None:
             out[name] = f"layer '{name}' {fault}"
     return out
+
+
+def momentum_differences(engine: Engine, saved: dict[str, Any]) -> list[str]:
+    """Whether momentum is kept there and not here, or here and not there."""
+    there = any(layer["momentum"] for layer in saved.values())
+    here = engine.momentum is not None
+    began = any(layer["updates"] for layer in saved.values())
+    if there == here or not began:
+        return []
+    return ["it has a momentum, this has momentum=None" if there else "it lacks the momentum"]
 
 
 def group_differences(saved: list[list[str]], own: list[list[str]]) -> list[str]:
@@ -208,7 +220,8 @@ def unpack(engine: Engine, packed: dict[str, Any]) -> None:
         fits = same_method and name not in others
         if saved is not None and fits and list(saved["shape"]) == here:
             state = {key: tensor.clone() for key, tensor in saved["state"].items()}
-            engine.records[name] = Record(state, saved["updates"], saved["last_update"])
+            momentum = saved["momentum"] if engine.momentum is not None else {}
+            engine.records[name] = Record(state, saved["updates"], saved["last_update"], momentum)
             shown[name] = packed.get("pending", {}).get(name, {})
     engine.capture.clear()
     engine.listen()

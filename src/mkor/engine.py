@@ -24,6 +24,7 @@ from mkor.distributed import comm
 from mkor.faults import Faults, refuse_nonfinite
 from mkor.meter import Meter, device_of
 from mkor.methods.base import Kind, LayerShape, Method, Seen, State, Update
+from mkor.momentum import Buffers, accelerate
 from mkor.rewrite import RESCALE, Rewriter
 from mkor.schedule import UpdateSchedule
 from mkor.synchronise import complete, exchange, run_together
@@ -40,11 +41,13 @@ class Record:
         state: The method's tensors; empty before the first update.
         updates: Number of updates so far.
         last_update: Step of the last one, or None.
+        momentum: Moving averages of the gradients; empty unless they are kept.
     """
 
     state: State = field(default_factory=dict)
     updates: int = 0
     last_update: int | None = None
+    momentum: Buffers = field(default_factory=dict)
 
 
 class Engine:
@@ -57,6 +60,7 @@ class Engine:
         schedule: UpdateSchedule,
         *,
         skip: tuple[str, ...],
+        momentum: float | Callable[[int], float] | None,
         rescale: str | None,
         kl_clip: float | Callable[[int], float] | None,
         wire_dtype: torch.dtype | None,
@@ -67,6 +71,7 @@ class Engine:
         self.method = method
         self.schedule = schedule
         self.skip = skip
+        self.momentum = momentum
         self.rescale = rescale
         self.kl_clip = kl_clip
         self.on_nonfinite = on_nonfinite
@@ -189,19 +194,34 @@ class Engine:
         return states
 
     def precondition(self, lrs: dict[int, Any]) -> None:
-        """Rewrite the gradients of every layer that has factors and a dense gradient.
+        """Rewrite the gradients of the layers.
 
         `lrs` are the learning rates by the `id` of the parameter; only `kl_clip` needs them.
         """
         self.hear()
-        ready = {
-            name: layer.view
-            for name, layer in self.layers.items()
-            if layer.view.gradient() is not None and self.records[name].state
-        }
-        clip = self.kl_clip(self.index) if callable(self.kl_clip) else self.kl_clip
+        ready = self.ready()
+        if self.momentum is not None:
+            layers = [(view, self.records[name].momentum) for name, view in ready.items()]
+            accelerate(layers, self.value(self.momentum))
+        clip = None if self.kl_clip is None else self.value(self.kl_clip)
         rewriter = Rewriter(self.now, RESCALE[self.rescale], clip)
         rewriter.rewrite(ready, {name: self.state(name) for name in ready}, lrs)
+
+    def ready(self) -> dict[str, View]:
+        """Layers with a dense gradient, and with factors if that matters.
+
+        It does unless gradients change without them: then no factors stand for the identity.
+        """
+        anyway = self.momentum is not None or self.rescale == "rms"
+        return {
+            name: layer.view
+            for name, layer in self.layers.items()
+            if layer.view.gradient() is not None and (anyway or self.records[name].state)
+        }
+
+    def value(self, option: float | Callable[[int], float]) -> float:
+        """A number that may be a function of the step, at this step."""
+        return option(self.index) if callable(option) else option
 
     def hear(self) -> None:
         """Add up the gradient's squared size, for a method that listens to it."""

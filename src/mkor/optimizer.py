@@ -59,6 +59,8 @@ class Preconditioner(Informed):
         common = validate.common_options(common)
         if method.second_pass:
             validate.check_second_pass(base)
+        if common["momentum"] is not None:
+            validate.check_momentum(base, common["hybrid"])
         self._attach(model, base, method, common)
         validate.warn_idle(self.layers())
 
@@ -78,6 +80,7 @@ class Preconditioner(Informed):
             method,
             schedule,
             skip=tuple(common["skip"]),
+            momentum=common["momentum"],
             rescale=common["rescale"],
             kl_clip=common["kl_clip"],
             wire_dtype=common["wire_dtype"],

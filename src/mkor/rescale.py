@@ -23,7 +23,9 @@ def sizes_of(update: Tensor, grad: Tensor) -> Sizes:
     )
 
 
-def match_norm(update: Tensor, grad: Tensor, sizes: Sizes | None = None) -> Tensor:
+def match_norm(
+    update: Tensor, grad: Tensor, sizes: Sizes | None = None, entries: int | None = None
+) -> Tensor:
     """Give `update` the Frobenius norm of `grad`, per matrix (Algorithm 1, line 10).
 
     A zero gradient stays zero. Where the update is not finite or is zero although the gradient
@@ -34,6 +36,7 @@ def match_norm(update: Tensor, grad: Tensor, sizes: Sizes | None = None) -> Tens
         update: ΔW, [G, o, i].
         grad: ∇W, [G, o, i], same dtype.
         sizes: Their norms, where these are blocks of the matrices.
+        entries: As for `unit_rms`.
 
     Returns:
         A tensor [G, o, i]; may reuse the memory of `update`.
@@ -46,7 +49,34 @@ def match_norm(update: Tensor, grad: Tensor, sizes: Sizes | None = None) -> Tens
     return chosen.mul_(torch.where(sound, ratio, 1))
 
 
-def keep_finite(update: Tensor, grad: Tensor, sizes: Sizes | None = None) -> Tensor:
+def unit_rms(
+    update: Tensor, grad: Tensor, sizes: Sizes | None = None, entries: int | None = None
+) -> Tensor:
+    """Give `update` a root mean square of 1, per matrix, so that a learning rate is a step's size.
+
+    A zero gradient stays zero. Where the update is not finite or is zero although the gradient
+    isn't, the gradient takes its place and is scaled the same way.
+
+    Args:
+        update: ΔW, [G, o, i].
+        grad: What was preconditioned, [G, o, i], same dtype.
+        sizes: Their norms, where these are blocks of the matrices.
+        entries: Number of entries of a whole matrix, where these are blocks.
+
+    Returns:
+        A tensor [G, o, i]; may reuse the memory of `update`.
+    """
+    size, other = sizes or sizes_of(update, grad)
+    wanted = math.sqrt(entries or update.shape[-2] * update.shape[-1])
+    sound = (size < math.inf) & (wanted / size < math.inf)
+    chosen = torch.where(sound, update, grad, out=update)
+    size = torch.where(sound, size, other)
+    return chosen.mul_(torch.where(size == 0, 1, wanted / size))
+
+
+def keep_finite(
+    update: Tensor, grad: Tensor, sizes: Sizes | None = None, entries: int | None = None
+) -> Tensor:
     """Return `update`, or `grad` for the matrices where the update is not finite, [G, o, i]."""
     size, _ = sizes or sizes_of(update, grad)
     return torch.where(size < math.inf, update, grad)

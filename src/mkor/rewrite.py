@@ -18,13 +18,13 @@ from torch import Tensor
 from mkor.blocks import Block, Blockwise, Shares, counted
 from mkor.capture.views import View
 from mkor.methods.base import Method, State
-from mkor.rescale import Sizes, keep_finite, kl_factor, match_norm
+from mkor.rescale import Sizes, keep_finite, kl_factor, match_norm, unit_rms
 from mkor.synchronise import exchange_shares, run_together
 
 Rates = dict[int, Any]
-Scale = Callable[[Tensor, Tensor, Sizes | None], Tensor]
+Scale = Callable[[Tensor, Tensor, Sizes | None, int], Tensor]
 
-RESCALE: dict[str | None, Scale] = {"gradient": match_norm, None: keep_finite}
+RESCALE: dict[str | None, Scale] = {"gradient": match_norm, "rms": unit_rms, None: keep_finite}
 """How a preconditioned gradient is scaled, by the name of the option `rescale`."""
 
 
@@ -71,7 +71,7 @@ class Rewriter:
         """Rewrite a gradient; its product with the result, if that is needed, else nothing."""
         grad = view.matrix()  # [G, o, i]
         update = self.method.precondition(state, grad).to(grad.dtype)
-        update = self.scale(view.present(update), grad, None)
+        update = self.scale(view.present(update), grad, None, entries(view))
         product = self.product(update, grad)
         view.write(update)  # which may be what `grad` is a view of
         return product
@@ -83,7 +83,8 @@ class Rewriter:
         update = view.present(update.to(grad.dtype))
         squares = [counted(tensor, block).square().sum() for tensor in (update, grad)]
         sizes = (yield Shares(both={"squares": torch.stack(squares)}))["squares"].sqrt()
-        update = self.scale(update, grad, (sizes[0].view(1, 1, 1), sizes[1].view(1, 1, 1)))
+        norms = (sizes[0].view(1, 1, 1), sizes[1].view(1, 1, 1))
+        update = self.scale(update, grad, norms, entries(view))
         product = self.product(counted(update, block), grad)
         view.write(update, block)
         shared = yield Shares(both={} if self.clip is None else {"product": product})
@@ -94,3 +95,8 @@ class Rewriter:
         if self.clip is None:
             return grad.new_empty(0)
         return torch.dot(update.flatten(), grad.flatten())
+
+
+def entries(view: View) -> int:
+    """Number of entries of each matrix of a layer, whole."""
+    return view.shape.outputs * view.shape.inputs

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mkor.checks import counted, is_count, one_of, positive, require, scheduled
+from mkor.checks import counted, is_count, one_of, positive, require, scheduled, share
 from mkor.distributed.comm import is_sharded
 from mkor.distributed.sharded import is_fsdp
 from mkor.hybrid import HybridSwitch
@@ -27,7 +27,10 @@ def common_options(options: dict[str, Any]) -> dict[str, Any]:
     warmup = options["warmup_steps"]
     every = counted("factor_update_steps", options["factor_update_steps"])
     require("warmup_steps", warmup, is_count(warmup, 0), "an integer of at least 0")
-    one_of("rescale", options["rescale"], ("gradient", None))
+    one_of("rescale", options["rescale"], ("gradient", "rms", None))
+    momentum = options.get("momentum")
+    if momentum is not None:
+        momentum = scheduled("momentum", momentum, share, "at least 0 and below 1, or None")
     clip = options["kl_clip"]
     if clip is not None:
         clip = scheduled("kl_clip", clip, positive, "positive and finite, or None")
@@ -37,18 +40,22 @@ def common_options(options: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(hybrid, HybridSwitch | None):
         got = "the class" if hybrid is HybridSwitch else type(hybrid).__name__
         raise TypeError(f"hybrid must be a mkor.HybridSwitch(...) or None, got {got}")
-    skip = options["skip"]
-    several = isinstance(skip, Collection) and not isinstance(skip, (str, bytes))
-    require("skip", skip, several, "a sequence of regular expressions")
-    for pattern in skip:
+    patterns("skip", options["skip"])
+    return {**options, "factor_update_steps": every, "kl_clip": clip, "momentum": momentum}
+
+
+def patterns(name: str, value: Any) -> None:
+    """Check an option that is a sequence of regular expressions."""
+    several = isinstance(value, Collection) and not isinstance(value, (str, bytes))
+    require(name, value, several, "a sequence of regular expressions")
+    for pattern in value:
         try:
             re.compile(pattern)
         except (re.error, TypeError) as error:
             raise ValueError(
-                f"skip={pattern!r} is no regular expression ({error}); special characters such as "
-                "'.' or '[' are escaped with a backslash"
+                f"{name}={pattern!r} is no regular expression ({error}); special characters such "
+                "as '.' or '[' are escaped with a backslash"
             ) from error
-    return {**options, "factor_update_steps": every, "kl_clip": clip}
 
 
 def check_model(model: object) -> None:
@@ -152,6 +159,20 @@ def check_second_pass(base: Optimizer) -> None:
         raise ValueError(
             f"base is {type(base).__name__}, which evaluates the model itself several times a "
             "step; this method evaluates it again after one step of its base: use SGD or AdamW"
+        )
+
+
+def check_momentum(base: Optimizer, hybrid: HybridSwitch | None) -> None:
+    """Check that the gradient arrives once a step, and always by way of the momentum."""
+    if needs_closure(base):
+        raise ValueError(
+            f"base is {type(base).__name__}, which evaluates the model itself several times a "
+            "step, each of which momentum would take for a step: use SGD, or momentum=None"
+        )
+    if hybrid is not None:
+        raise ValueError(
+            "hybrid hands over to a base that would then step along the gradient in place of the "
+            "momentum: use momentum=None and a base with a momentum of its own, or hybrid=None"
         )
 
 

@@ -22,6 +22,18 @@ METHODS: dict[str, tuple[Callable[..., mkor.Preconditioner], dict[str, Any]]] = 
         mkor.MKOR,
         {"representation": "lowrank", "statistic": "sketch", "vectors": 4, "rank": 6},
     ),
+    "momentum-rms": (
+        mkor.MKOR,
+        {
+            "representation": "lowrank",
+            "statistic": "sketch",
+            "vectors": 4,
+            "rank": 6,
+            "power": 0.75,
+            "momentum": 0.5,
+            "rescale": "rms",
+        },
+    ),
     "kfac-eigen": (mkor.KFAC, {"solver": "eigen"}),
     "kfac-inverse": (mkor.KFAC, {"solver": "inverse"}),
     "eva": (mkor.Eva, {}),
@@ -37,6 +49,9 @@ KEEPS_NORM: dict[str, Any] = {"rescale": "gradient", "kl_clip": None}
 """Options under which an update has the norm of the gradient."""
 
 every_method = pytest.mark.parametrize("method", METHODS)
+gradient_sized = pytest.mark.parametrize("method", [m for m in METHODS if m != "momentum-rms"])
+"""Methods that can keep the norm of a gradient, and leave one alone that they know nothing of."""
+
 one_or_three = pytest.mark.parametrize("vectors", [1, 3])
 
 LR = 0.1

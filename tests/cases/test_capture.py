@@ -15,6 +15,7 @@ from cases.helpers import (
     every_method,
     factors,
     gradient_moment,
+    gradient_sized,
     input_moment,
     mlp,
     observer,
@@ -141,7 +142,7 @@ class Bypassed(nn.Module):
         return self.head(self.fc.forward(x).tanh())
 
 
-@every_method
+@gradient_sized
 def test_a05_direct_forward(method):
     model = Bypassed()
     optimizer = build(method, model)

@@ -12,6 +12,7 @@ from cases.helpers import (
     every_method,
     factors,
     gradient_moment,
+    gradient_sized,
     input_moment,
     observer,
     one_or_three,
@@ -95,7 +96,7 @@ def test_a47_one_dimensional_input(bias, vectors):
     assert_moment(shown(optimizer, "Linear", "outputs"), gradient_moment([ones], bias))
 
 
-@every_method
+@gradient_sized
 @pytest.mark.parametrize("biases", [(False, False), (True, False), (False, True)])
 def test_a48_layers_without_bias(method, biases):
     model = nn.Sequential(
@@ -114,7 +115,7 @@ def test_a48_layers_without_bias(method, biases):
         assert shapes["3.inputs"] == 16 + biases[1]
 
 
-@every_method
+@gradient_sized
 def test_a48_bias_that_is_no_column(method):
     layer = nn.ConvTranspose2d(3, 4, 2)
     optimizer = build(method, layer, **KEEPS_NORM)

@@ -17,6 +17,7 @@ from cases.helpers import (
     every_method,
     factors,
     gradient_moment,
+    gradient_sized,
     input_moment,
     mlp,
     observer,
@@ -121,7 +122,7 @@ def test_a27_frozen_weight_trainable_bias(method):
     assert not factors(optimizer)
 
 
-@every_method
+@gradient_sized
 def test_a27_trainable_weight_frozen_bias(method):
     model = nn.Linear(4, 3)
     model.bias.requires_grad_(False)
@@ -151,7 +152,7 @@ def test_a27_statistics_of_a_weight_with_a_frozen_bias(vectors):
     assert_moment(inputs, input_moment(x.chunk(vectors), bias=False))
 
 
-@every_method
+@gradient_sized
 def test_a27_bias_of_another_optimizer(method):
     """Gradients of parameters that the base doesn't have are not touched."""
     model = nn.Linear(4, 3)
@@ -214,7 +215,7 @@ def test_a29_heads_in_turn(method):
     assert updates(optimizer) == {"trunk": 4, "a": 2, "b": 2}
 
 
-@every_method
+@gradient_sized
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_a32_unused_layer(method, set_to_none):
     """Without a gradient it stays; with a zero one it does what the base alone does with it."""

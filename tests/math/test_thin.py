@@ -163,3 +163,25 @@ def test_vectors_that_are_not_finite_are_zero_and_told():
     assert seen.finite.tolist() == [True, False]
     assert seen.rows[1, 0].abs().sum() == 0 and seen.sizes[1, 0] == 0
     torch.testing.assert_close((seen.rows * seen.sizes[..., None])[0], vectors[0].mT)
+
+
+@pytest.mark.parametrize("power", [0.25, 0.5, 0.75, 1.0])
+def test_a_power_of_the_inverse(power):
+    """(β(C + βI)⁻¹)^p by the dense eigendecomposition."""
+    batches = random_batches(7, 8, 2)
+    values, turns = torch.linalg.eigh(inverted(averaged(batches)))
+    expected = turns @ torch.diag_embed(values**power) @ turns.mT
+    parts = fill(LowRank(8, DECAY, DAMPING, power), batches)
+    torch.testing.assert_close(factor(parts), expected, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0])
+def test_rounded_eigenvectors_make_a_factor_with_the_right_eigenvalues(power):
+    """Rows in bfloat16 are orthogonal to three digits only; the factor's eigenvalues aren't off."""
+    batches = random_batches(7, 9, 2)
+    parts = fill(LowRank(6, DECAY, 1e-3, power), batches, torch.bfloat16)
+    assert parts["rows"].dtype == torch.bfloat16
+    relative = (parts["sizes"] / parts["trace"][:, None]).double()
+    expected = (1e-3 / (1e-3 + relative.square())) ** power
+    found = torch.linalg.eigvalsh(factor(parts).double())[:, :6]
+    torch.testing.assert_close(found, expected.sort().values, rtol=1e-2, atol=1e-5)

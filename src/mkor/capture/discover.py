@@ -20,6 +20,7 @@ from mkor.methods.base import LayerShape
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 """Names that DDP, torch.compile, checkpoint wrappers and FSDP put into module paths."""
 
+FOREIGN = "its weight is not in the base optimizer"
 COMPUTED = "its weight is computed, not a parameter"
 
 
@@ -198,7 +199,7 @@ def owners(model: nn.Module) -> dict[int, list[str]]:
 def unusable(view: View, optimized: set[int]) -> str | None:
     """Reason for a weight that can't be preconditioned whatever the method."""
     if id(view.weight) not in optimized:
-        return "its weight is not in the base optimizer"
+        return FOREIGN
     if not view.weight.is_floating_point():
         return f"its weight is {view.weight.dtype}"
     if isinstance(view, AttentionInputView) and not view.bias_name:

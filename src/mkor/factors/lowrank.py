@@ -31,11 +31,13 @@ class LowRank:
         count: k; no side has more than its length.
         decay: γ.
         damping: μ, relative to the trace of C.
+        power: p.
     """
 
     count: int
     decay: float
     damping: float
+    power: float = 1.0
 
     def init(self, stack: int, side: int, dtype: torch.dtype, where: torch.device) -> Parts:
         """Nothing yet; "trace" is √tr(C), [G]."""
@@ -58,7 +60,8 @@ class LowRank:
         kept = rows.to(parts["rows"].dtype)
         exact = kept.to(rows.dtype)
         gram = exact @ exact.mT
-        root, solved = thin.solve_root(relative, gram, self.damping)
+        damping = torch.full_like(trace, self.damping)
+        root, solved = thin.spectral_root(relative, gram, damping, self.power)
         changed = {"rows": kept, "sizes": relative * trace[:, None], "gram": gram}
         sound = sound & solved
         thin.write_(parts, changed | {"root": root, "trace": trace}, use & sound)

@@ -34,7 +34,7 @@ from mkor.blocks import Block, Blockwise, Shares, columns_of, counted, rows_of
 Parts = dict[str, Tensor]
 
 ROUNDING = 2.0
-"""Least μ, in units of ε^⅔."""
+"""Least eigenvalue of a factor, in units of ε^⅔."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,45 @@ def solve_root(relative: Tensor, gram: Tensor, damping: float) -> tuple[Tensor, 
         gram: BBᵀ of the rows as they are stored, [G, k, k].
         damping: μ.
     """
-    least = ROUNDING * float(torch.finfo(gram.dtype).eps) ** (2 / 3)
+    least = smallest(gram.dtype)
     inner = gram * relative[:, :, None] * relative[:, None, :]  # D BBᵀ D / tr(C)
     inner.diagonal(dim1=-2, dim2=-1).add_(max(damping, least))
     lower, info = torch.linalg.cholesky_ex(inner)
     ready = torch.where((info == 0)[:, None, None], lower, torch.eye(lower.shape[-1]).to(lower))
     root = torch.linalg.solve_triangular(ready, torch.diag_embed(relative), upper=False)
     return root, (info == 0) & torch.isfinite(root).flatten(1).all(dim=-1)
+
+
+def spectral_root(
+    relative: Tensor, gram: Tensor, damping: Tensor, power: float
+) -> tuple[Tensor, Tensor]:
+    """P [G, k, k] of J = (β(C + βI)⁻¹)^p for eigenvectors, and whether it is sound, [G].
+
+    Eigenvectors that were rounded are no longer orthogonal. With LLᵀ = BBᵀ of the rows as they are
+    stored, those of L⁻¹B are, so that J = I - (L⁻¹B)ᵀ(1 - (μ/(μ + λ))^p)(L⁻¹B) has exactly the
+    eigenvalues that it should.
+
+    Args:
+        relative: Square roots of the eigenvalues λ in parts of tr(C), [G, k].
+        gram: BBᵀ of the rows as they are stored, [G, k, k].
+        damping: μ, [G].
+        power: p.
+    """
+    damping = damping.clamp_min(smallest(gram.dtype) ** (1 / power))[:, None]
+    kept = 1 - (damping / (damping + relative.square())) ** power  # [G, k]
+    absent = gram.diagonal(dim1=-2, dim2=-1) == 0
+    lower, info = torch.linalg.cholesky_ex(gram + torch.diag_embed(absent.to(gram)))
+    eye = torch.eye(lower.shape[-1]).to(lower)
+    ready = torch.where((info == 0)[:, None, None], lower, eye)
+    root = torch.linalg.solve_triangular(ready, eye.expand_as(lower), upper=False)
+    root = root * kept.sqrt()[:, :, None]
+    return root, (info == 0) & torch.isfinite(root).flatten(1).all(dim=-1)
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """The least eigenvalue that a factor may have: what rounding leaves of it is above zero."""
+    least: float = torch.finfo(dtype).eps ** (2 / 3)
+    return ROUNDING * least
 
 
 def total(sizes: Tensor) -> Tensor:

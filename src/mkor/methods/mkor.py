@@ -70,6 +70,7 @@ class MKORMethod(Method):
     statistic: str = "mean"
     representation: str = "dense"
     count: int = 0
+    power: float = 1.0
     name: str = "mkor"
 
     @property
@@ -180,7 +181,7 @@ class MKORMethod(Method):
         """What keeps the rows of a side: one no wider than the window keeps its whole average."""
         if self.representation == "window" and length > self.count:
             return Window(self.count, self.decay, cast(float, self.damping))
-        return LowRank(self.count, self.decay, cast(float, self.damping))
+        return LowRank(self.count, self.decay, cast(float, self.damping), self.power)
 
     def _absorb(self, state: State, side: str, vectors: Tensor, present: Tensor) -> None:
         absorb = self._absorb_dense if self.dense else self._absorb_thin

@@ -15,6 +15,7 @@ from mkor.checks import (
     above_one,
     fraction,
     is_count,
+    is_number,
     one_of,
     positive,
     require,
@@ -35,6 +36,7 @@ OWN: dict[str, tuple[str, Any]] = {
     "max_dim": ("dense", 8192),
     "window": ("window", WINDOW),
     "rank": ("lowrank", RANK),
+    "power": ("lowrank", 1.0),
 }
 """Options that one representation alone makes use of, and their defaults."""
 
@@ -60,6 +62,7 @@ class MKOR(Preconditioner):
         representation: str = "dense",
         window: int = WINDOW,
         rank: int = RANK,
+        power: float = 1.0,
         rule: str = "exact",
         factor_update_steps: int | Callable[[int], int] = 10,
         warmup_steps: int = 10,
@@ -67,6 +70,7 @@ class MKOR(Preconditioner):
         damping: Schedule | None = 0.02,
         norm_limit: Schedule = 2.0,
         blend: Schedule = 0.95,
+        momentum: Schedule | None = None,
         rescale: str | None = "gradient",
         kl_clip: Schedule | None = None,
         skip: Sequence[str] = (),
@@ -90,6 +94,8 @@ class MKOR(Preconditioner):
                 vectors, "lowrank" as the `rank` leading eigenvectors of their moving covariance.
             window: Vectors a side in a window (k); a side no wider keeps its whole covariance.
             rank: Eigenvectors a side in "lowrank" (k).
+            power: Exponent p of a factor in "lowrank", (C + βI)⁻ᵖ of a side's covariance C: 1 is
+                the inverse, ½ makes a gradient's covariance white.
             rule: How an update changes a dense inverse: "exact" inverts the moving average,
                 "paper" follows eq. 5/6 as printed, "reference" what the authors' code computes.
             factor_update_steps: Steps between factor updates (f).
@@ -101,7 +107,12 @@ class MKOR(Preconditioner):
             norm_limit: Largest entry of an inverse before it is blended with the identity (ε);
                 "reference" resets it instead. The reciprocal guards against vanishing.
             blend: Weight of the inverse in that blend (ζ).
-            rescale: "gradient" keeps the norm of the gradient (line 10), None keeps the result.
+            momentum: Decay β of a moving average of the gradient, whose Nesterov step is
+                preconditioned in place of the gradient; None for the gradient. The base then needs
+                no momentum of its own.
+            rescale: "gradient" keeps the norm of the gradient (line 10), or of the momentum;
+                "rms" gives each update a root mean square of 1, so that a learning rate is the
+                size of a step; None keeps the result.
             kl_clip: Bound κ on Σ lr²⟨V, ∇W⟩ over all layers: updates V are scaled by
                 √(κ/|Σ lr²⟨V, ∇W⟩|) where that is below 1; None leaves them.
             skip: Regular expressions; layers in whose name one of them is found are left to the
@@ -133,6 +144,7 @@ class MKOR(Preconditioner):
             "on_nonfinite": on_nonfinite,
             "statistic": statistic,
             "representation": representation,
+            "power": power,
         }
         check(options, window, rank)
         count = {"dense": 0, "window": window, "lowrank": rank}[representation]
@@ -142,6 +154,7 @@ class MKOR(Preconditioner):
             MKORMethod(**options, count=count),
             factor_update_steps=factor_update_steps,
             warmup_steps=warmup_steps,
+            momentum=momentum,
             rescale=rescale,
             kl_clip=kl_clip,
             skip=skip,
@@ -169,6 +182,8 @@ def check(options: dict[str, Any], window: int, rank: int) -> None:
     for key, (name, good, rule) in rules.items():
         if options[key] is not None or key != "damping":
             options[key] = scheduled(name, options[key], good, rule)
+    above_zero = is_number(options["power"]) and 0 < options["power"] <= 1
+    require("power", options["power"], above_zero, "above 0 and at most 1")
     counts = {"window": window, "rank": rank, **{k: options[k] for k in ("vectors", "max_dim")}}
     for name, value in counts.items():
         require(name, value, is_count(value, 1), "an integer of at least 1")

@@ -1,0 +1,102 @@
+"""AdamW for some groups; the parameters of the others step along their gradient as it is.
+
+The base of `mkor.auto`, whose preconditioned gradients are finished updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import AdamW, Optimizer
+
+from mkor.checks import one_of
+
+RULES = ("direct", "adamw")
+"""What a group's `update` may be."""
+
+
+class SplitAdamW(Optimizer):
+    """AdamW where a group's `update` is "adamw"; where it is "direct", w ← (1 - lr·λ)w - lr·∇.
+
+    Both decouple the weight decay λ from the gradient.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        """Optimize groups, each with an `update` of its own.
+
+        Args:
+            params: Groups of parameters, as in `torch.optim`.
+            lr: Learning rate.
+            betas: AdamW's decays of the averages of the gradient and of its square.
+            eps: Added to the root of the second average.
+            weight_decay: Weight decay (λ).
+
+        Raises:
+            ValueError: An option is out of range.
+        """
+        self._adamw = inner(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(params, {**self._adamw.defaults, "update": "adamw"})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state, of a copy or of a checkpoint."""
+        super().__setstate__(state)
+        self._adamw = inner()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group.
+
+        Raises:
+            ValueError: `update` is unknown.
+        """
+        one_of("update", param_group.get("update", "adamw"), RULES)
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Change every parameter that has a gradient.
+
+        Args:
+            closure: Re-evaluates the model and returns the loss; it runs first.
+
+        Returns:
+            The closure's loss, or None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if group["update"] == "direct":
+                step_along(group)
+        # Shared anew in each step, since loading a checkpoint replaces both.
+        self._adamw.state = self.state
+        self._adamw.param_groups = [g for g in self.param_groups if g["update"] == "adamw"]
+        self._adamw.step()
+        return loss
+
+
+def inner(**options: Any) -> AdamW:
+    """AdamW itself, which checks the options and knows what it wants in a group."""
+    return AdamW([torch.zeros(1)], **options)
+
+
+def step_along(group: dict[str, Any]) -> None:
+    """One step of a group along its gradients."""
+    params = [p for p in group["params"] if p.grad is not None]
+    if not params:
+        return
+    lr, decay = group["lr"], group["weight_decay"]
+    if decay != 0:
+        torch._foreach_mul_(params, 1 - lr * decay)
+    updates = torch._foreach_mul([p.grad for p in params], -lr)
+    torch._foreach_add_(params, updates)

@@ -1,0 +1,193 @@
+"""One optimizer in one call: MKOR on the momentum of weight matrices, AdamW for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mkor import validate
+from mkor.baselines.split import SplitAdamW
+from mkor.capture.attention import AttentionInputView
+from mkor.capture.discover import FOREIGN, find_layers
+from mkor.checks import Schedule, is_number, require
+from mkor.optimizers.mkor import MKOR
+from mkor.report import LayerInfo
+
+RATIO = 4.0
+"""AdamW's learning rate in parts of the matrices', where none is given."""
+
+
+class Auto(MKOR):
+    """The optimizer that `mkor.auto` builds: a `mkor.MKOR` on a base that is two optimizers.
+
+    A parameter group's `update` tells them apart: "direct" groups hold what MKOR updates, "adamw"
+    groups the rest.
+    """
+
+    base: SplitAdamW
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step; see `mkor.Preconditioner.step`.
+
+        Raises:
+            RuntimeError: The optimizer was closed.
+        """
+        if self._closed:
+            raise RuntimeError(
+                "this optimizer was closed, and without its hooks it has no updates for the "
+                "weight matrices; build a new one with mkor.auto(model, lr=...)"
+            )
+        return super().step(closure)
+
+    def layers(self) -> list[LayerInfo]:
+        """One record per layer: what is preconditioned, and what AdamW trains and why."""
+        infos = super().layers()
+        return [
+            replace(info, reason="chosen for AdamW") if info.reason == FOREIGN else info
+            for info in infos
+        ]
+
+    def _optimized(self) -> set[int]:
+        """The `id` of every parameter that MKOR updates."""
+        groups = [group for group in self.param_groups if group["update"] == "direct"]
+        return {id(p) for group in groups for p in group["params"]}
+
+
+def auto(
+    model: nn.Module,
+    lr: float = 3e-3,
+    *,
+    adamw_lr: float | None = None,
+    adamw: Sequence[str] = (),
+    betas: tuple[float, float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    momentum: Schedule = 0.9,
+    vectors: int = 16,
+    rank: int = 40,
+    power: float = 0.75,
+    factor_decay: Schedule = 0.95,
+    damping: Schedule = 0.003,
+    factor_update_steps: int | Callable[[int], int] = 1,
+    kl_clip: Schedule | None = None,
+    state_dtype: torch.dtype | None = None,
+    wire_dtype: torch.dtype | None = None,
+    on_nonfinite: str = "skip",
+) -> Auto:
+    """Build one optimizer for a whole model, with one learning rate to choose.
+
+    The weight matrices of layers whose inputs and output gradients can be observed (linear layers,
+    convolutions, attention's projections) are updated along their Nesterov momentum,
+    preconditioned by low-rank sketches of both covariances and scaled to a root mean square of 1:
+    `lr` is the size of a step in every entry, about that of AdamW. AdamW trains everything else:
+    biases, norms, embeddings, weights that are tied to them, and what `adamw` names. Weights
+    decay decoupled from their updates; parameters with one dimension don't.
+
+    `optimizer.layers()` tells what became of each layer. Groups have the key `update`, "direct" or
+    "adamw", and schedulers scale the learning rates of all of them.
+
+    Example:
+        >>> optimizer = mkor.auto(model, lr=3e-3)
+        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    Args:
+        model: The model; layers are observed by hooks.
+        lr: Learning rate of the matrices.
+        adamw_lr: That of AdamW; None for 4 times `lr`.
+        adamw: Regular expressions; layers in whose name one of them is found are left to AdamW.
+        betas: AdamW's decays of the averages of the gradient and of its square.
+        eps: Added to the root of the second average.
+        weight_decay: Weight decay (λ) of parameters with two dimensions or more.
+        momentum: Decay β of the momentum.
+        vectors: Random sums of a layer's rows an update (r).
+        rank: Eigenvectors that are kept of a side's covariance (k).
+        power: Exponent p of the inverse covariances.
+        factor_decay: Weight of the old covariance in its moving average (γ).
+        damping: Weight of the identity relative to the trace of the covariance (μ).
+        factor_update_steps: Steps between updates of the covariances (f).
+        kl_clip: As of `mkor.MKOR`.
+        state_dtype: Dtype of the eigenvectors; None for float32, or float64 for such parameters.
+        wire_dtype: Dtype of the sketches while they cross workers.
+        on_nonfinite: As of `mkor.MKOR`.
+
+    Raises:
+        TypeError: `model` is of the wrong type.
+        ValueError: An option is out of range, or the model has nothing to train.
+    """
+    validate.check_model(model)
+    good = adamw_lr is None or (is_number(adamw_lr) and adamw_lr >= 0)
+    require("adamw_lr", adamw_lr, good, "finite and at least 0, or None")
+    validate.patterns("adamw", adamw)
+    rates = lr, RATIO * lr if adamw_lr is None else adamw_lr
+    groups = split(model, adamw, rates)
+    base = SplitAdamW(groups, lr, betas=betas, eps=eps, weight_decay=weight_decay)
+    return Auto(
+        model,
+        base,
+        representation="lowrank",
+        statistic="sketch",
+        rescale="rms",
+        momentum=momentum,
+        vectors=vectors,
+        rank=rank,
+        power=power,
+        factor_decay=factor_decay,
+        damping=damping,
+        factor_update_steps=factor_update_steps,
+        kl_clip=kl_clip,
+        state_dtype=state_dtype,
+        wire_dtype=wire_dtype,
+        on_nonfinite=on_nonfinite,
+    )
+
+
+def split(
+    model: nn.Module, adamw: Sequence[str], rates: tuple[float, float]
+) -> list[dict[str, Any]]:
+    """Parameter groups: what MKOR updates, and what AdamW trains with and without decay.
+
+    Args:
+        model: The model.
+        adamw: Patterns of layers for AdamW.
+        rates: Learning rates of MKOR and of AdamW.
+
+    Raises:
+        ValueError: No parameter is to be trained.
+    """
+    matrices = updated(model, adamw)
+    chosen = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
+    if not matrices and not rest:
+        raise ValueError("no parameter of the model has requires_grad=True: nothing to optimize")
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "lr": rates[0], "update": "direct"},
+        {"params": [p for p in rest if p.dim() > 1], "lr": rates[1], "update": "adamw"},
+        {
+            "params": [p for p in rest if p.dim() <= 1],
+            "lr": rates[1],
+            "update": "adamw",
+            "weight_decay": 0.0,
+        },
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def updated(model: nn.Module, adamw: Sequence[str]) -> list[Tensor]:
+    """The parameters that MKOR updates: weights of layers that can be observed.
+
+    The input projection of `nn.MultiheadAttention` shows its output gradient by its bias alone,
+    which so belongs to the matrix.
+    """
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    layers, _ = find_layers(model, trained, adamw, lambda view: None)
+    found: dict[int, Tensor] = {}
+    for layer in layers.values():
+        view = layer.view
+        found[id(view.weight)] = view.weight
+        if isinstance(view, AttentionInputView) and view.bias is not None:
+            found[id(view.bias)] = view.bias
+    return list(found.values())
