@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 
 TRAIN, TEST = 160, 40
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs"]
 
 
 def write_small_data(folder):
@@ -14,6 +15,7 @@ def write_small_data(folder):
     _mnist(folder / "mnist_t10k")
     _cifar(folder / "cifar100")
     _texts(folder)
+    _sentences(folder)
     lines = [
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder).as_posix()}\n"
         for path in sorted(folder.rglob("*.*"))
@@ -52,10 +54,49 @@ def _cifar(folder):
 
 
 def _texts(folder):
-    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs"]
     random = np.random.default_rng(0)
     for name in ("tinyshakespeare/input", "wikitext2/train", "wikitext2/valid"):
-        sentences = [" ".join(random.choice(words, 8)) + " .\n" for _ in range(400)]
+        sentences = [" ".join(random.choice(WORDS, 8)) + " .\n" for _ in range(400)]
         path = folder / f"{name}.txt.gz"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(gzip.compress("".join(sentences).encode()))
+
+
+def _sentences(folder):
+    """A row is of class 1 where it has a fox; one row of the training part is in the other too."""
+    random = np.random.default_rng(0)
+    pair = ("sentence1", "sentence2")
+    for name, columns in (
+        ("glue/cola_{}", ("sentence",)),
+        ("glue/rte_{}", pair),
+        ("sentence_polarity/{}", ("sentence",)),
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        for part, rows in (("train", TRAIN), ("test" if "polarity" in name else "dev", TEST)):
+            lines = ["\t".join([*columns, "label"]), "\t".join(["a dog", *columns[1:], "0"])]
+            for _ in range(rows - 1):
+                texts = [" ".join(random.choice(WORDS, 5)) for _ in columns]
+                lines.append("\t".join([*texts, str(int("fox" in " ".join(texts)))]))
+            path = folder / f"{name.format(part)}.tsv.gz"
+            path.write_bytes(gzip.compress("\n".join(lines).encode() + b"\n"))
+
+
+def write_small_model(folder):
+    """Writes a BERT of two narrow layers with random weights, and its tokenizer."""
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder.mkdir(parents=True)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_text("\n".join(words))
+    BertTokenizerFast(str(vocabulary)).save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    BertModel(config).save_pretrained(folder)

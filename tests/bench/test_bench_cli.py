@@ -93,7 +93,7 @@ MISTAKES = {
     ),
     "task without a near name": (
         ["compare", "xyz"],
-        "unknown task 'xyz': choose from cifar100-convnet, digits, digits-autoencoder, ",
+        "unknown task 'xyz': choose from cifar100-autoencoder, cifar100-convnet, ",
     ),
     "optimizer": (
         ["compare", "digits", "--optimizers", "sgd,mkro"],

@@ -1,5 +1,6 @@
 """Data sets: their layouts, their checksums, and what is said where they can't be had."""
 
+import gzip
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from PIL import Image
 from mkor_bench.data import store
 from mkor_bench.data.cifar100 import MEAN, STD, load_cifar100, normalised
 from mkor_bench.data.mnist import load_mnist
+from mkor_bench.data.sentences import COLA, POLARITY, RTE, load_sentences
 from mkor_bench.data.text import load_shakespeare, load_wikitext2
 from mkor_bench.errors import UserError
 from mkor_bench.tasks.shakespeare import encode
@@ -59,6 +61,25 @@ def test_texts_are_split_by_position(folder):
     assert len(train) == len(text.train)
     wiki = load_wikitext2(folder)
     assert wiki.train != wiki.test
+
+
+def test_sentences_are_read_by_column_and_never_tested_on_what_is_trained_on(folder):
+    train, test = load_sentences(RTE, folder)
+    assert (len(train.labels), len(test.labels)) == (TRAIN - 1, TEST)  # one row was in both
+    assert all(len(texts) == 2 for texts in train.texts)
+    assert not set(train.texts) & set(test.texts)
+    assert test.texts[0] == ("a dog", "sentence2") and test.labels[0] == 0
+    assert [int("fox" in " ".join(t)) for t in train.texts] == train.labels
+
+
+def test_sentences_without_their_columns_are_told(folder):
+    path = folder / "sentence_polarity/test.tsv.gz"
+    (folder / "SHA256SUMS").unlink()
+    path.write_bytes(gzip.compress(b"text\tlabel\na\t1\n"))
+    with pytest.raises(
+        UserError, match=r"test.tsv.gz' is not as documented .*with sentence and lab"
+    ):
+        load_sentences(POLARITY, folder)
 
 
 def test_a_missing_file_is_named(folder):
@@ -123,3 +144,6 @@ def test_the_folder_of_data_is_whole():
     assert cifar.train.labels.bincount().tolist() == [500] * 20
     assert len(load_shakespeare(folder).train) == 1_003_854
     assert len(load_wikitext2(folder).test) > 1_000_000
+    assert [len(part.labels) for part in load_sentences(COLA, folder)] == [8_551 - 16, 1_043]
+    assert [len(part.labels) for part in load_sentences(RTE, folder)] == [2_490, 277]
+    assert [len(part.labels) for part in load_sentences(POLARITY, folder)] == [9_662, 1_000]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -22,6 +23,10 @@ class Split:
     def head(self, rows: int) -> Split:
         """Returns the first rows, for a quick look."""
         return Split(self.images[:rows], self.labels[:rows])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Split:
+        """Returns the images changed by a function, with the same labels."""
+        return Split(change(self.images), self.labels)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,15 @@ TASKS: dict[str, str] = {
     "digits-autoencoder": "mkor_bench.tasks.digits_autoencoder",
     "digits-classifier": "mkor_bench.tasks.digits_classifier",
     "mnist-autoencoder": "mkor_bench.tasks.mnist_autoencoder",
+    "mnist-convnet": "mkor_bench.tasks.mnist_convnet",
     "cifar100-convnet": "mkor_bench.tasks.cifar100_convnet",
+    "cifar100-autoencoder": "mkor_bench.tasks.cifar100_autoencoder",
+    "cifar100-resnet20": "mkor_bench.tasks.cifar100_resnet20",
     "shakespeare": "mkor_bench.tasks.shakespeare",
+    "wikitext-masked": "mkor_bench.tasks.wikitext_masked",
+    "minilm-rte": "mkor_bench.tasks.minilm_rte",
+    "minilm-cola": "mkor_bench.tasks.minilm_cola",
+    "minilm-polarity": "mkor_bench.tasks.minilm_polarity",
 }
 """Built-in tasks: the name and the module that makes the task."""
 

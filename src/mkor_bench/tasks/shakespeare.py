@@ -59,7 +59,7 @@ class Shakespeare:
     def build(self, seed: int) -> nn.Module:
         """Makes the network; the run has seeded torch's generator."""
         del seed
-        return LanguageModel(self.vocabulary, self.size.context, self.size.width)
+        return LanguageModel(self.vocabulary, self.size.context, self.size.width, causal=True)
 
     def batches(self, seed: int) -> Iterator[tuple[Tensor, ...]]:
         """Endless batches of passages from anywhere in the training part, [rows, context + 1]."""

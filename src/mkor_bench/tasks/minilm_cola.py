@@ -1,0 +1,31 @@
+"""A pretrained MiniLM fine-tuned on CoLA: is a sentence acceptable English."""
+
+from __future__ import annotations
+
+from mkor_bench.data.sentences import COLA
+from mkor_bench.data.store import Store
+from mkor_bench.tasks.fine_tuning import Size, fine_tuning_task, matthews
+from mkor_bench.tasks.task import Task
+
+FULL = Size(16, 48, 150, None, 2_000)
+QUICK = Size(8, 16, 30, 1, 64)
+
+
+def task(data: Store, quick: bool = False) -> Task:
+    """Makes the task.
+
+    Args:
+        data: Where the sentences are: a folder, or "hub".
+        quick: One layer of the network, for fewer steps.
+
+    Returns:
+        The task.
+    """
+    return fine_tuning_task(
+        "minilm-cola",
+        "MiniLM fine-tuned on CoLA: is a sentence acceptable English",
+        COLA,
+        QUICK if quick else FULL,
+        ("test Matthews correlation", matthews),
+        data,
+    )
