@@ -2,13 +2,14 @@
 
 import torch
 
-from mkor.methods.base import Exchange, LayerShape, Moment, Rows, Seen, Sketch, Sums
+from mkor.methods.base import EVENTS, Exchange, LayerShape, Moment, Rows, Seen, Sketch, Sums
 
 __all__ = [
     "LayerShape",
     "Seen",
     "combined",
     "finish",
+    "happened",
     "init",
     "random_seen",
     "run_update",
@@ -18,6 +19,12 @@ __all__ = [
 
 def init(method, shape, parameters=torch.float32):
     return method.init(shape, torch.device("cpu"), parameters)
+
+
+def happened(state):
+    """The events that happened, by name."""
+    events = zip(EVENTS, state["events"].tolist(), strict=True)
+    return {name: count for name, count in events if count}
 
 
 def combined(message):

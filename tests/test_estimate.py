@@ -127,7 +127,7 @@ def test_it_prints_a_table():
     text = repr(mkor.estimate(model, mkor.MKOR, workers=8))
     assert text.startswith("mkor on 8 workers: 15 layers preconditioned\nlayer")
     assert "... and 3 more" in text
-    assert text.splitlines()[2].split()[:4] == ["0", "64x64", "32.0", "KiB"]
+    assert text.splitlines()[2].split()[:4] == ["0", "64x64", "32.1", "KiB"]
     assert text.endswith("flop") and "a step on average: " in text
 
 

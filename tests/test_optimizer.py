@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import mkor
+from mkor.methods.base import EVENTS
 from small_runs import backward, data, mlp, same, sgd, train
 
 BASES = {
@@ -207,7 +208,9 @@ def test_layers_and_repr():
     assert (conv.kind, conv.shape, conv.preconditioned) == ("Conv2d", (4, 3, 2, 2), True)
     assert (conv.updates, conv.last_update, conv.reason) == (2, 1, None)
     saved = optimizer.state_dict()["preconditioner"]["layers"]["0"]["state"]
-    assert conv.bytes == sum(t.nbytes for t in saved.values()) == 4 * (4**2 + 13**2) + 5 * 8
+    assert (
+        conv.bytes == sum(t.nbytes for t in saved.values()) == 4 * (4**2 + 13**2) + 8 * len(EVENTS)
+    )
     assert infos["2"].reason == "no rule for LayerNorm"
     assert infos["3"].reason == "skipped by a skip pattern"
     assert infos["4"].reason == "frozen" and infos["4"].updates == 0

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+
+from mkor.methods.base import Seen
 
 
 @contextmanager
@@ -23,6 +26,42 @@ def exact(tensors: Iterable[Tensor]) -> Iterator[None]:
         for kind in kinds:
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+Marks = dict[str, tuple[Tensor, Tensor | None]]
+"""Of each layer the number of rows, and the sum of its inputs where no weight changes it."""
+
+SAME = 1e-5
+"""Largest difference between sums of the same inputs, relative to the largest of them."""
+
+
+def marks(seen: dict[str, Seen]) -> Marks:
+    """What a second pass over the same batch shows again, whatever the weights are."""
+    return {
+        name: (what.rows.clone(), what.input_sums.clone())
+        if what.fed and what.input_sums is not None
+        else (what.rows.clone(), None)
+        for name, what in seen.items()
+    }
+
+
+def compared(first: Marks, seen: dict[str, Seen]) -> dict[str, Seen]:
+    """What a second pass shows, and whether it is of the batch that the marks of the first tell of.
+
+    One layer that differs speaks for all: most have inputs that the step has changed.
+    """
+    verdicts: list[Tensor] = []
+    for name, (rows, sums) in marks(seen).items():
+        known_rows, known_sums = first.get(name, (rows, None))
+        verdicts.append(torch.eq(rows, known_rows).all())
+        if sums is not None and known_sums is not None:
+            change = (sums - known_sums).abs().amax()
+            # Sums that aren't numbers are no other batch; they are left out as such.
+            verdicts.append(~(change > SAME * known_sums.abs().amax()))
+    if not verdicts:
+        return seen
+    same = torch.stack([verdict.to(verdicts[0].device) for verdict in verdicts]).all()
+    return {name: replace(what, same=same.to(what.rows.device)) for name, what in seen.items()}
 
 
 class Replay:

@@ -20,6 +20,7 @@ from mkor.capture.discover import Layer, LeftOut, find_layers
 from mkor.capture.folds import observable
 from mkor.capture.hooks import Capture
 from mkor.capture.views import View
+from mkor.conditions import Marks, compared, marks
 from mkor.distributed import comm
 from mkor.faults import Faults, refuse_nonfinite
 from mkor.meter import Meter, device_of
@@ -86,6 +87,7 @@ class Engine:
         self.paused = False  # while the base optimizer is on trial
         self.heard = Meter("the gradient's size")  # ‖∇‖² in the period that runs
         self.sizes: tuple[float, ...] = ()  # of the last two periods
+        self.marks: Marks = {}  # of the batch of this step, for a second pass
 
     def discover(self, optimized: set[int]) -> None:
         """Find the layers whose weights are optimized and (re)install the hooks."""
@@ -167,6 +169,7 @@ class Engine:
         seen = self.collect()
         if self.on_nonfinite == "raise":
             refuse_nonfinite(self.layers, seen, self.index)
+        self.marks = marks(seen) if self.method.second_pass else {}
         first = self.now.first()
         methods = {name: self.now if self.records[name].updates else first for name in seen}
         for name in self.run({n: methods[n].update(self.state(n), seen[n]) for n in seen}):
@@ -184,6 +187,7 @@ class Engine:
                 "must clear the gradients, compute the loss, call backward() and return the loss"
             )
         seen = {name: what for name, what in self.collect().items() if self.records[name].state}
+        seen = compared(self.marks, seen)
         self.run({n: self.now.revisit(self.state(n), what) for n, what in seen.items()})
 
     def run(self, updates: dict[str, Update]) -> dict[str, State]:

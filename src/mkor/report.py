@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mkor.engine import Engine
 from mkor.methods.base import EVENTS
 
-FAULTS = ("skipped", "resets", "rejected")
+FAULTS = ("skipped", "resets", "rejected", "bounded", "mismatched")
 """Events that a sound training has none of."""
 
 
@@ -31,6 +31,8 @@ class LayerInfo:
         blends: Times the stabiliser acted.
         rejected: Inverses or pairs that could not be used, so that the last one stayed.
         damped: Pairs that damping changed.
+        bounded: Statistics far larger than their average, which entered it by a part.
+        mismatched: Second passes that saw another batch than the first, and were left out.
     """
 
     name: str
@@ -46,6 +48,8 @@ class LayerInfo:
     blends: int = 0
     rejected: int = 0
     damped: int = 0
+    bounded: int = 0
+    mismatched: int = 0
 
 
 def layer_infos(engine: Engine) -> list[LayerInfo]:

@@ -61,7 +61,7 @@ def test_the_second_pass_sends_no_moment():
     batch, weight = Batch(), weights()
     state = run_first(method(), init(method(), SHAPE, F64), batch.seen(weight))
     message = next(method().revisit(state, batch.seen(weight)))
-    assert set(message.sum) == {"rows", "input_sums"}
+    assert set(message.sum) == {"rows", "input_sums", "strayed"}
 
 
 @pytest.mark.parametrize("memory", [None, 3])

@@ -42,6 +42,7 @@ def folds_seen(layer: Layer, leaves: Leaves, kinds: tuple[Kind, Kind]) -> Seen |
         return None
     fold = leaves.inputs.grad.detach()
     seen = folded(view.shape, kinds[0], fold, view.norm_share())
+    seen = replace(seen, fed=bool(leaves.fed) and all(leaves.fed))
     bias = view.bias_share() if bias_tells(view, kinds[1]) else None
     if bias is not None and layer.bias_shows_gradient:
         return replace(seen, grads=bias.detach().to(seen.inputs.dtype), grads_reduced=True)

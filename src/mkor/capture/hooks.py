@@ -206,7 +206,7 @@ class Capture:
         if isinstance(self.leaves[active[0].name], RowLeaf):
             observed = self.observe_rows(module, seen, masks, tensor) if seen else tensor
         else:
-            observed = self.observe_folds(module, active, seen, masks, inputs[0].shape, tensor)
+            observed = self.observe_folds(module, active, seen, masks, inputs, tensor)
         return (observed, *output[1:]) if isinstance(output, tuple) else observed
 
     def observe_folds(
@@ -215,10 +215,11 @@ class Capture:
         active: list[View],
         seen: dict[View, list[Tensor]],
         masks: dict[View, list[Tensor] | None],
-        shape: torch.Size,
+        inputs: tuple[Tensor, ...],
         output: Tensor,
     ) -> Tensor:
         """Pass the output through the identity that fills the leaves of sums or moments."""
+        shape = inputs[0].shape
         leaves: list[Tensor] = []
         folds: list[Tensor] = []
         for view in active:
@@ -226,6 +227,7 @@ class Capture:
             assert isinstance(leaf, Leaves)
             kind, start = self.kinds[view.name][0], leaf.seed
             if view in seen:
+                leaf.note(inputs)
                 leaves.append(leaf.inputs)
                 tensors, own = seen[view], masks[view]
                 start = start_of(kind, leaf.seed, tensors, own)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,11 +33,13 @@ class Leaves:
         inputs: The input side.
         outputs: The output side.
         seed: What a sketch makes its signs from in this step, a scalar.
+        fed: Of each call that was not compiled, whether its input needed no gradient.
     """
 
     inputs: Tensor
     outputs: Tensor
     seed: Tensor
+    fed: list[bool] = field(default_factory=list)
 
     @classmethod
     def beside(cls, view: View, kinds: tuple[Kind, Kind], seed: int) -> Leaves:
@@ -59,9 +61,15 @@ class Leaves:
         """A tensor whose device and dtype are those of the leaves."""
         return self.inputs
 
+    def note(self, inputs: tuple[Tensor, ...]) -> None:
+        """Note where the inputs of a call come from, unless it is compiled."""
+        if not torch.compiler.is_compiling():
+            self.fed.append(not any(tensor.requires_grad for tensor in inputs))
+
     def clear(self) -> None:
         """Forget the statistics."""
         self.inputs.grad = self.outputs.grad = None
+        self.fed.clear()
 
 
 def begin(

@@ -59,6 +59,30 @@ def in_range(*columns: Tensor) -> list[Tensor]:
     return [column / size for column in columns]
 
 
+def bounded(
+    averages: tuple[Tensor, Tensor], pair: tuple[Tensor, Tensor], limit: float
+) -> tuple[Tensor, Tensor]:
+    """What a pair is multiplied by before it joins the averages, and where that isn't 1.
+
+    Neither s nor y may be longer than `limit` times its average, so that one batch of a huge loss
+    or input doesn't outweigh all others. Both take the same number: their ratio is the curvature.
+
+    Args:
+        averages: Of s and of y, [G, d]; an average that is zero sets no limit.
+        pair: s and y, [G, d].
+        limit: Largest ratio of lengths.
+
+    Returns:
+        The number, [G, 1], and where it is below 1, [G].
+    """
+    room = torch.ones_like(pair[0][:, 0])  # [G]
+    for average, new in zip(averages, pair, strict=True):
+        sizes = [torch.linalg.vector_norm(v, dim=-1) for v in (average, new)]
+        ratio = limit * (sizes[0] / sizes[1])
+        room = torch.where(ratio > 0, torch.minimum(room, ratio), room)
+    return room[:, None], room < 1
+
+
 def damp_by_inverse(s: Tensor, y: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
     """Powell's damping of s: a mixture of s and Hy with sᵀy = 0.2·yᵀHy where it was below that.
 

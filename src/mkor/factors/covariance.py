@@ -54,6 +54,32 @@ def average_(
     mass.copy_(keep * mass + (1 - keep))
 
 
+def bounded(
+    total: Tensor, mass: Tensor, moment: Tensor, gain: Tensor, decay: float, damping: float
+) -> tuple[Tensor, Tensor]:
+    """The gain with which a batch at most doubles the trace of S/w + λI, and where it is lowered.
+
+    A batch of numbers far beyond the usual would stay in the average for as long as it takes to
+    forget it, log(size)/log(1/γ) updates, and an inverse that follows S by small corrections may
+    not find back at all.
+
+    Args:
+        total: S, [G, d, d].
+        mass: w, [G]; where it is 0 there is nothing to compare with.
+        moment: M, [G, d, d].
+        gain: Makes a covariance of the moment, [1].
+        decay: γ.
+        damping: λ.
+
+    Returns:
+        The gain and where it was lowered, [G] each.
+    """
+    size = moment.diagonal(dim1=-2, dim2=-1).mean(dim=-1) * gain  # tr(gain·M)/d, [G]
+    limit = (mean_eigenvalue(total, mass, size.dtype) + damping) / (1 - decay)
+    high = (mass > 0) & (size > limit)  # not where it isn't a number
+    return torch.where(high, gain * (limit / size), gain), high
+
+
 def replace_(old: Tensor, new: Tensor, where: Tensor) -> None:
     """In place `old ← new` for the matrices or vectors of the stack named by `where`, [G]."""
     mask = where.view(-1, *[1] * (old.ndim - 1))

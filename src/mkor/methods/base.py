@@ -36,10 +36,11 @@ from mkor.blocks import Block, Blockwise
 
 State = dict[str, Tensor]
 
-EVENTS = ("skipped", "resets", "blends", "rejected", "damped")
+EVENTS = ("skipped", "resets", "blends", "rejected", "damped", "bounded", "mismatched")
 """What `state["events"]` counts: statistics left out as not finite, factors reset to the identity,
 times the stabiliser acted, inverses or pairs that could not be used so that the last stayed,
-and pairs that damping changed."""
+pairs that damping changed, statistics that entered an average by a part since they were far larger
+than it, and second passes that saw another batch than the first."""
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -145,6 +146,9 @@ class Seen:
             None unless the method is `absolute`.
         true: The same sums of the gradient that is stepped on, averaged over workers.
         weight: The weight itself, [G, o, i]; None unless the method has a second pass.
+        fed: Whether the inputs come from outside the trained part of the model, so that they are
+            the same whatever its weights are; with moments only, and not in compiled calls.
+        same: In a second pass, whether the batch is the one of the first, a scalar.
         kept: What `Rows.compress` returned besides inputs and grads, [G, m, …] each.
     """
 
@@ -158,6 +162,8 @@ class Seen:
     shown: Tensor | None = None
     true: Tensor | None = None
     weight: Tensor | None = None
+    fed: bool = False
+    same: Tensor | None = None
     kept: dict[str, Tensor] = field(default_factory=dict)
 
 

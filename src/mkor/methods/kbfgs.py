@@ -43,7 +43,13 @@ from mkor.methods.base import (
     Update,
     wide,
 )
-from mkor.methods.statistics import gradient_messages, informative, mean_gradient
+from mkor.methods.statistics import (
+    all_finite,
+    count,
+    gradient_messages,
+    informative,
+    mean_gradient,
+)
 
 EXACT = ("weight", "mean_outputs", "mean_grads", "s", "y")
 """State that half precision can't hold: what is subtracted, and weights."""
@@ -147,6 +153,8 @@ class KBFGSMethod(Method):
         if "pending" not in state:
             return state
         sums = {"rows": seen.rows, "input_sums": input_sums(seen)}
+        same = torch.ones_like(seen.rows) if seen.same is None else seen.same.to(seen.rows)[None]
+        sums["strayed"] = 1 - same
         shared = yield Exchange(sum=sums, mean=gradient_messages(seen))
         rows = shared["rows"].sum()
         outputs = outputs_of(seen, shared["input_sums"] / rows)
@@ -154,7 +162,9 @@ class KBFGSMethod(Method):
         y = mean_gradient(seen, shared) - state["mean_grads"]  # [G, o]
         present = (rows > 0) & state["pending"]  # [G]
         state["pending"] = state["pending"] & (rows == 0)
-        self._pair(state, s, y, present)
+        strayed = present & (shared["strayed"] > 0)
+        count(state, mismatched=strayed)
+        self._pair(state, s, y, present & ~strayed)
         return state
 
     def precondition(self, state: State, grad: Tensor) -> Tensor:
@@ -182,12 +192,16 @@ class KBFGSMethod(Method):
         """A ← γA + (1-γ)·E[aaᵀ], then H_a after it."""
         average, weight = state["moment"], state["weight"]
         gain = torch.where(rows > 0, 1 / rows, 0)
+        gain, bounded = covariance.bounded(
+            average, weight, moment, gain, self.decay, self.damping**0.5
+        )
         new = self.decay * dense.diagonal_of(average, moment)
-        new = new + (1 - self.decay) * gain * moment.diagonal(dim1=-2, dim2=-1)  # [G, i]
+        new = new + (1 - self.decay) * gain[:, None] * moment.diagonal(dim1=-2, dim2=-1)  # [G, i]
         # A moment that isn't finite or leaves the dtype's range does so on its diagonal.
         finite = all_finite(new.to(average.dtype), means)
         usable = (rows > 0) & finite  # [G]
         self._leave_out(state, (rows > 0) & ~finite, INPUT_SIDE)
+        count(state, bounded=usable & bounded)
         covariance.average_(average, weight, moment, gain, self.decay, usable)
         if self.starting:
             self._invert(state, usable)
@@ -231,8 +245,11 @@ class KBFGSMethod(Method):
         finite = all_finite(s, y)  # [G]
         usable = present & finite
         self._leave_out(state, present & ~finite, OUTPUT_SIDE)
+        # A pair weighs 1 - pair_decay; ten times as much as the average where that is a tenth.
+        limit = 1 / (1 - self.pair_decay) ** 2
+        scale, bounded = bfgs.bounded((state["s"], state["y"]), (s, y), limit)
         for key, value in (("s", s), ("y", y)):
-            moved = self.pair_decay * state[key] + (1 - self.pair_decay) * value
+            moved = self.pair_decay * state[key] + (1 - self.pair_decay) * scale * value
             state[key] = torch.where(usable[:, None], moved.to(state[key].dtype), state[key])
         s, y = bfgs.in_range(state["s"][..., None], state["y"][..., None])  # [G, o, 1]
         s, lengthened = bfgs.damp_by_inverse(s, y, apply_outputs(state, y))
@@ -243,8 +260,8 @@ class KBFGSMethod(Method):
             used, broken = bfgs.absorb_(state["outputs"], s, y, usable & told)
         else:
             used, broken = pairs.absorb_(state["steps"], state["changes"], s, y, usable & told)
-        events = {"damped": usable & (lengthened | raised), "resets": broken}
-        count(state, rejected=usable & ~used & ~broken, **events)
+        count(state, damped=usable & (lengthened | raised), bounded=usable & bounded)
+        count(state, resets=broken, rejected=usable & ~used & ~broken)
 
     def _leave_out(self, state: State, skipped: Tensor, keys: tuple[str, ...]) -> None:
         """Count statistics that are left out, and reset what they would have changed if asked."""
@@ -257,17 +274,6 @@ class KBFGSMethod(Method):
             else:
                 covariance.replace_(state[key], torch.zeros_like(state[key]), skipped)
         count(state, resets=skipped)
-
-
-def count(state: State, **events: Tensor) -> None:
-    """Add up where in the stack something happened, flags [G] by the name of the event."""
-    for name, where in events.items():
-        state["events"][EVENTS.index(name)] += where.sum()
-
-
-def all_finite(*vectors: Tensor) -> Tensor:
-    """Where all entries of vectors [G, d] are finite, [G]."""
-    return torch.stack([torch.isfinite(v).all(dim=-1) for v in vectors]).all(dim=0)
 
 
 def input_sums(seen: Seen) -> Tensor:

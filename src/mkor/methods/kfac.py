@@ -36,7 +36,7 @@ from mkor.methods.base import (
     Update,
     wide,
 )
-from mkor.methods.statistics import loss_scale
+from mkor.methods.statistics import count, loss_scale
 
 SOLVERS = {"eigen": ("vectors", "values"), "inverse": ("inverse",)}
 """The solvers, and what each keeps of a side besides its covariance."""
@@ -166,7 +166,7 @@ class KFACMethod(Method):
         taken, broken = present & finite, present & ~finite
         total, mass = state[side], state[f"{side}_weight"]
         covariance.average_(total, mass, moment, gain, cast(float, self.decay), taken)
-        count(state, "skipped", broken)
+        count(state, skipped=broken)
         if self.on_nonfinite == "reset":
             self._reset(state, side, broken)
         return taken
@@ -180,7 +180,7 @@ class KFACMethod(Method):
         else:
             covariance.identity_(state[f"{side}_vectors"], where)
             state[f"{side}_values"].masked_fill_(where[:, None], 1)
-        count(state, "resets", where)
+        count(state, resets=where)
 
     def _decompose(self, state: State, taken: dict[str, Tensor]) -> None:
         """Renew the eigenpairs or inverses of what was taken in; the last stay where that fails."""
@@ -196,7 +196,7 @@ class KFACMethod(Method):
                 found = {"vectors": vectors, "values": values}
             for part, tensor in found.items():
                 covariance.replace_(state[f"{side}_{part}"], tensor, where & sound)
-            count(state, "rejected", where & ~sound)
+            count(state, rejected=where & ~sound)
 
     def _dampings(self, state: State) -> dict[str, Tensor | float]:
         """The damping of each side's inverse; λ itself for a side that is alone."""
@@ -232,8 +232,3 @@ def output_gain(shared: dict[str, Tensor], true: Tensor | None) -> Tensor:
     if true is None or "shown" not in shared:
         return gain
     return gain * loss_scale(shared["shown"], true).square().to(gain.dtype)
-
-
-def count(state: State, event: str, where: Tensor) -> None:
-    """Add the number of matrices named by `where` [G] to a counter."""
-    state["events"][EVENTS.index(event)] += where.sum()

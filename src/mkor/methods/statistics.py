@@ -8,7 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mkor.methods.base import Seen
+from mkor.methods.base import EVENTS, Seen, State
+
+
+def count(state: State, **events: Tensor) -> None:
+    """Add up where in the stack something happened, flags [G] by the name of the event."""
+    for name, where in events.items():
+        state["events"][EVENTS.index(name)] += where.sum()
+
+
+def all_finite(*vectors: Tensor) -> Tensor:
+    """Where all entries of vectors [G, d] are finite, [G]."""
+    return torch.stack([torch.isfinite(v).all(dim=-1) for v in vectors]).all(dim=0)
 
 
 def loss_scale(shown: Tensor, true: Tensor) -> Tensor:
