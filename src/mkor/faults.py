@@ -36,7 +36,8 @@ class Faults:
                 f"no statistics arrived for {listed}: the layer keeps training by the base "
                 "optimizer alone. Its module was not called through __call__ (model code may call "
                 ".forward or use the weight directly), or the model was compiled before the "
-                "optimizer was built",
+                "optimizer was built or a hybrid switch went back: compile it again, or set "
+                "torch._dynamo.config.skip_nnmodule_hook_guards = False before",
                 stacklevel=9,
             )
 
