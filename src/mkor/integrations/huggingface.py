@@ -1,0 +1,158 @@
+"""Hugging Face's Trainer: the optimizer as its factory, and a callback.
+
+    trainer = Trainer(
+        model,
+        args,
+        train_dataset=data,
+        optimizer_cls_and_kwargs=optimizer_factory(mkor.MKOR, base),
+        callbacks=[PreconditionerCallback()],
+    )
+
+`base` makes the base optimizer of parameter groups. `Trainer(optimizers=(optimizer, None))` with an
+optimizer that was built before does as well.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mkor.integrations.frameworks import counts, load, unwrapped
+from mkor.optimizer import Preconditioner
+
+TrainerCallback: Any = load("transformers", "5.0").TrainerCallback
+
+Build = Callable[[nn.Module], Preconditioner]
+
+
+def optimizer_factory(
+    method: Callable[..., Preconditioner],
+    base: Callable[[list[dict[str, Any]]], Optimizer],
+    *,
+    weight_decay: float = 0.0,
+    **options: Any,
+) -> tuple[Callable[[], Build], dict[str, Any]]:
+    """What `Trainer(optimizer_cls_and_kwargs=...)` takes, to make the optimizer of its model.
+
+    So the Trainer may build the model late (`model_init`), or move it. Parameters that don't train
+    are left out.
+
+    Args:
+        method: The class of the optimizer, such as `mkor.MKOR`.
+        base: Makes the base optimizer of a list of parameter groups, such as
+            `lambda groups: torch.optim.AdamW(groups, lr=args.learning_rate)`.
+        weight_decay: Weight decay of matrices; biases and the weights of norms have none.
+        options: Those of `method`.
+    """
+
+    def build(model: nn.Module) -> Preconditioner:
+        return method(model, base(decay_groups(model, weight_decay)), **options)
+
+    return lambda: build, {}
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameters that train: matrices with weight decay, and vectors without; no empty group."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+class PreconditionerCallback(TrainerCallback):  # type: ignore[misc]  # of a class without types
+    """Tells the optimizer of a Trainer which tokens count, and its losses; logs its counters.
+
+    While the model trains, a hook passes the mask of each forward pass to `set_mask` and the loss
+    to `observe_loss`. The log gets `mkor/layers`, `mkor/updates`, `mkor/skipped` and `mkor/resets`.
+    """
+
+    def __init__(self, mask: str | None = "attention_mask") -> None:
+        """Read the mask from an argument of the model.
+
+        Args:
+            mask: Its name; None for a model whose mask is of other rows than its layers' inputs.
+                A mask of more than two dimensions or of floats says nothing of rows and is ignored.
+        """
+        self.mask = mask
+        self.handles: list[Any] = []
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any, optimizer: Any, **_: Any
+    ) -> None:
+        """Install the hooks.
+
+        Raises:
+            TypeError: The Trainer's optimizer does not precondition.
+        """
+        own = unwrapped(optimizer)
+        if own is None:
+            raise TypeError(
+                f"the Trainer's optimizer is {type(optimizer).__name__}, which preconditions "
+                "nothing: pass optimizer_cls_and_kwargs=optimizer_factory(mkor.MKOR, ...) to the "
+                "Trainer, or leave out this callback"
+            )
+        self.on_train_end(args, state, control)
+        reference = weakref.ref(own)
+
+        def before(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            optimizer = reference()
+            if optimizer is not None and training(module):
+                optimizer.set_mask(row_mask(kwargs.get(self.mask)) if self.mask else None)
+
+        def after(module: nn.Module, args: Any, output: Any) -> None:
+            optimizer = reference()
+            loss = loss_of(output)
+            if optimizer is not None and loss is not None and training(module):
+                optimizer.observe_loss(loss)
+
+        self.handles = [
+            model.register_forward_pre_hook(before, with_kwargs=True),
+            model.register_forward_hook(after),
+        ]
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Remove the hooks."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: dict[str, Any] | None = None,
+        optimizer: Any = None,
+        **_: Any,
+    ) -> None:
+        """Add the counters to a line of the training's log, and to the history that is saved."""
+        own = unwrapped(optimizer)
+        if own is None or logs is None or "loss" not in logs:
+            return
+        for line in (logs, state.log_history[-1]):
+            line.update(counts(own))
+
+
+def training(module: nn.Module) -> bool:
+    """Whether a forward pass belongs to training."""
+    return module.training and torch.is_grad_enabled()
+
+
+def row_mask(mask: Any) -> Tensor | None:
+    """A mask that says which rows count, or None."""
+    if not isinstance(mask, Tensor) or mask.is_floating_point() or mask.dim() > 2:
+        return None
+    return mask
+
+
+def loss_of(output: Any) -> Tensor | None:
+    """The loss in a model's output, if there is one."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return loss.detach() if isinstance(loss, Tensor) and loss.numel() == 1 else None

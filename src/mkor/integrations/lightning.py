@@ -1,0 +1,85 @@
+"""Lightning: a callback that tells the optimizers which tokens count, and their losses.
+
+    trainer = Trainer(callbacks=[PreconditionerCallback()])
+
+`configure_optimizers` returns the optimizer as any other. In automatic optimization its step runs
+Lightning's closure, clipping included, and in manual optimization it is called as usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from mkor.integrations.frameworks import counts, load, unwrapped
+from mkor.optimizer import Preconditioner
+
+Callback: Any = load("lightning.pytorch", "2.5").Callback
+
+
+class PreconditionerCallback(Callback):  # type: ignore[misc]  # of a class without types
+    """Tells the optimizers of a Trainer which tokens count, and their losses.
+
+    The mask of each batch goes to `set_mask` of every optimizer that preconditions. Losses reach
+    `observe_loss` by the closure; where there is none (manual optimization, a loss scaler), by what
+    `training_step` returns. `mkor/layers`, `mkor/updates`, `mkor/skipped` and `mkor/resets` are
+    logged with the rest.
+    """
+
+    def __init__(self, mask: str | None = "attention_mask") -> None:
+        """Read the mask from the batch.
+
+        Args:
+            mask: Its key in batches that are mappings, or its attribute; None for no mask.
+        """
+        self.mask = mask
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Look for the optimizers.
+
+        Raises:
+            TypeError: None of them preconditions.
+        """
+        if not preconditioners(trainer):
+            kinds = (
+                ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers) or "none"
+            )
+            raise TypeError(
+                f"none of the optimizers preconditions ({kinds or 'there is none'}): let "
+                "configure_optimizers return mkor.MKOR(self, base), or leave out this callback"
+            )
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Set the mask of the batch."""
+        key = self.mask
+        if key is None:
+            return
+        mask = batch.get(key) if isinstance(batch, Mapping) else getattr(batch, key, None)
+        for optimizer in preconditioners(trainer):
+            optimizer.set_mask(mask)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Show the loss where no closure does, and log the counters."""
+        own = preconditioners(trainer)
+        scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, Tensor) and (scaled or not pl_module.automatic_optimization):
+            for optimizer in own:
+                optimizer.observe_loss(loss.detach())
+        if trainer.logger is not None and trainer.global_step % trainer.log_every_n_steps == 0:
+            for number, optimizer in enumerate(own):
+                suffix = f"/{number}" if len(own) > 1 else ""
+                shown = {f"{key}{suffix}": value for key, value in counts(optimizer).items()}
+                trainer.logger.log_metrics(shown, step=trainer.global_step)
+
+
+def preconditioners(trainer: Any) -> list[Preconditioner]:
+    """The optimizers of a Trainer that precondition."""
+    own = [unwrapped(optimizer) for optimizer in trainer.optimizers]
+    return [optimizer for optimizer in own if optimizer is not None]

@@ -1,0 +1,196 @@
+"""Hugging Face's Trainer does what a plain loop does, and resumes to the last bit."""
+
+import pytest
+import torch
+
+import mkor
+from integrations.common import (
+    BATCH,
+    adamw,
+    assert_agree,
+    batches,
+    build,
+    plain_loop,
+    sentences,
+    tiny,
+)
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from mkor.integrations.huggingface import (  # noqa: E402
+    PreconditionerCallback,
+    decay_groups,
+    optimizer_factory,
+)
+
+
+def trainer(folder, model, optimizer, *, steps=6, callbacks=None, **options):
+    args = transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=BATCH,
+        max_steps=steps,
+        train_sampling_strategy="sequential",
+        lr_scheduler_type="linear",
+        logging_steps=1,
+        **{"max_grad_norm": 0.0, "save_strategy": "no", **options},
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    accumulate = options.get("gradient_accumulation_steps", 1)
+    passed = (
+        {"optimizers": (optimizer, None)}
+        if isinstance(optimizer, mkor.Preconditioner)
+        else {"optimizer_cls_and_kwargs": optimizer}
+    )
+    return transformers.Trainer(
+        model=model,
+        args=args,
+        train_dataset=sentences(BATCH * steps * accumulate),
+        callbacks=[PreconditionerCallback()] if callbacks is None else callbacks,
+        **passed,
+    )
+
+
+FEATURES = {
+    "schedule": ({}, {}),
+    "clipping": ({"max_grad_norm": 0.05}, {"clip": 0.05}),
+    # The Trainer adds up the losses of micro-batches of a classification, without dividing them.
+    "accumulation": ({"gradient_accumulation_steps": 2}, {"accumulate": 2, "divide": 1}),
+    "autocast": ({"bf16": True}, {"autocast": True}),
+    "activation checkpointing": (
+        {
+            "activation_checkpointing": True,
+            "activation_checkpointing_kwargs": {"use_reentrant": False},
+        },
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_the_trainer_does_what_a_loop_does(feature, tmp_path):
+    options, same = FEATURES[feature]
+    model, other = tiny(), tiny()
+    optimizer, reference = build(model), build(other)
+    trained = trainer(tmp_path, model, optimizer, **options)
+    trained.train()
+    losses = plain_loop(other, reference, batches(6 * same.get("accumulate", 1)), **same)
+    assert_agree(model, optimizer, other, reference, 1e-6)
+    assert len(set(losses)) == len(losses)
+
+
+def test_padding_counts_without_the_callback(tmp_path):
+    model, other = tiny(), tiny()
+    optimizer, reference = build(model), build(other)
+    trainer(tmp_path, model, optimizer, callbacks=[]).train()
+    plain_loop(other, reference, batches(6), masks=False)
+    assert_agree(model, optimizer, other, reference, 1e-6)
+    with pytest.raises(AssertionError):
+        other = tiny()
+        reference = build(other)
+        plain_loop(other, reference, batches(6))
+        assert_agree(model, optimizer, other, reference, 1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"statistic": "sketch", "vectors": 3}], ids=str)
+def test_resuming_is_exact(tmp_path, options):
+    def optimizer():
+        return optimizer_factory(mkor.MKOR, adamw, factor_update_steps=3, **options)
+
+    whole = trainer(tmp_path, tiny(), optimizer(), save_strategy="steps", save_steps=4)
+    whole.train()
+    rest = trainer(tmp_path, tiny(), optimizer(), save_strategy="steps", save_steps=4)
+    rest.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert rest.state.global_step == 6
+    ours, theirs = (t.optimizer.optimizer for t in (whole, rest))
+    assert_agree(whole.model, ours, rest.model, theirs)
+    losses = [
+        [line["loss"] for line in t.state.log_history if "loss" in line] for t in (whole, rest)
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 6
+
+
+def test_a_model_that_is_built_late(tmp_path):
+    late = transformers.Trainer(
+        model_init=tiny,
+        args=trainer(tmp_path, tiny(), optimizer_factory(mkor.Eva, adamw)).args,
+        train_dataset=sentences(24),
+        optimizer_cls_and_kwargs=optimizer_factory(mkor.Eva, adamw, weight_decay=0.1),
+    )
+    late.train()
+    own = late.optimizer.optimizer
+    assert isinstance(own, mkor.Eva)
+    assert {info.updates for info in own.layers() if info.preconditioned} == {6}
+
+
+def test_groups_of_weight_decay_hold_what_trains():
+    model = tiny()
+    model.bert.embeddings.requires_grad_(False)
+    matrices, vectors = decay_groups(model, 0.1)
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.1, 0.0)
+    assert all(p.dim() > 1 for p in matrices["params"])
+    assert all(p.dim() == 1 for p in vectors["params"])
+    held = {id(p) for group in (matrices, vectors) for p in group["params"]}
+    assert held == {id(p) for p in model.parameters() if p.requires_grad}
+    assert len(decay_groups(torch.nn.Linear(2, 2, bias=False), 0.0)) == 1
+
+
+def test_the_callback_logs_counters_and_hands_over(tmp_path):
+    model = tiny()
+    switch = mkor.HybridSwitch(window=2, warmup=2, patience=1, threshold=0.99, smoothing=0.1)
+    optimizer = build(model, hybrid=switch)
+    trained = trainer(tmp_path, model, optimizer, steps=16)
+    trained.train()
+    lines = [line for line in trained.state.log_history if "loss" in line]
+    assert lines[0]["mkor/updates"] == 1 and lines[0]["mkor/layers"] > 10
+    assert lines[-1]["mkor/layers"] == 0
+    assert not any(info.preconditioned for info in optimizer.layers())
+
+
+def test_adapters_of_peft(tmp_path):
+    peft = pytest.importorskip("peft")
+
+    def adapted():
+        torch.manual_seed(1)
+        return peft.get_peft_model(tiny(), peft.LoraConfig(r=2, target_modules=["query", "value"]))
+
+    model, other = adapted(), adapted()
+    optimizer, reference = build(model), build(other)
+    trainer(tmp_path, model, optimizer, remove_unused_columns=False).train()
+    plain_loop(other, reference, batches(6))
+    assert_agree(model, optimizer, other, reference, 1e-6)
+
+
+def test_the_callback_leaves_no_hook(tmp_path):
+    model = tiny()
+    trained = trainer(tmp_path, model, build(model), steps=2)
+    trained.train()
+    trained.train()
+    assert not model._forward_pre_hooks and not model._forward_hooks
+
+
+def test_masks_of_other_kinds_are_ignored(tmp_path):
+    model = tiny()
+    callback = PreconditionerCallback(mask=None)
+    trainer(tmp_path, model, optimizer := build(model), callbacks=[callback]).train()
+    other = tiny()
+    reference = build(other)
+    plain_loop(other, reference, batches(6), masks=False)
+    assert_agree(model, optimizer, other, reference, 1e-6)
+
+
+def test_a_trainer_whose_optimizer_does_not_precondition(tmp_path):
+    model = tiny()
+    plain = trainer(tmp_path, model, (torch.optim.SGD, {"lr": 0.1}))
+    with pytest.raises(TypeError, match="optimizer is AcceleratedOptimizer, which preconditions n"):
+        plain.train()
+
+
+def test_kbfgs_needs_a_closure_that_the_trainer_lacks(tmp_path):
+    model = tiny()
+    own = mkor.KBFGS(model, adamw(model.parameters()))
+    with pytest.raises(TypeError, match=r"KBFGS evaluates the model itself: call step\(closure\)"):
+        trainer(tmp_path, model, own).train()

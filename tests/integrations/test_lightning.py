@@ -1,0 +1,186 @@
+"""Lightning does what a plain loop does, by either kind of optimization, and resumes exactly."""
+
+import logging
+
+import pytest
+import torch
+
+import mkor
+from integrations.common import (
+    BATCH,
+    adamw,
+    assert_agree,
+    batches,
+    build,
+    linear,
+    plain_loop,
+    sentences,
+    tiny,
+)
+
+pytest.importorskip("transformers")
+lightning = pytest.importorskip("lightning.pytorch")
+
+from mkor.integrations.lightning import PreconditionerCallback  # noqa: E402
+
+pytestmark = [
+    # Lightning on how it runs here.
+    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:The number of training batches"),
+]
+
+
+class Module(lightning.LightningModule):
+    """The tiny model with its optimizer and schedule."""
+
+    def __init__(self, steps=6, automatic=True, make=build, accumulate=1, clip=None, **options):
+        super().__init__()
+        self.automatic_optimization = automatic
+        self.steps, self.make, self.options = steps, make, options
+        self.every, self.clip = accumulate, clip
+        self.model = tiny()
+
+    def configure_optimizers(self):
+        optimizer = self.make(self.model, **self.options)
+        return [optimizer], [{"scheduler": linear(optimizer, self.steps), "interval": "step"}]
+
+    def training_step(self, batch, number):
+        loss = self.model(**batch).loss
+        if not self.automatic_optimization:
+            self.by_hand(loss, number)
+        return loss
+
+    def by_hand(self, loss, number):
+        optimizer = self.optimizers()
+        self.manual_backward(loss / self.every)
+        if (number + 1) % self.every == 0:
+            if self.clip is not None:
+                self.clip_gradients(optimizer, self.clip, "norm")
+            optimizer.step()
+            optimizer.zero_grad()
+            self.lr_schedulers().step()
+
+
+def fit(module, folder=None, count=6, resume=None, callbacks=None, **options):
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        callbacks=[PreconditionerCallback()] if callbacks is None else callbacks,
+        **{"max_epochs": 1, "logger": False, **options},
+    )
+    loader = torch.utils.data.DataLoader(sentences(BATCH * count), batch_size=BATCH)
+    trainer.fit(module, loader, ckpt_path=resume, weights_only=True if resume else None)
+    return trainer
+
+
+FEATURES = {
+    "schedule": ({}, {}),
+    "clipping": ({"gradient_clip_val": 0.05}, {"clip": 0.05}),
+    "accumulation": (
+        {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05},
+        {"accumulate": 2, "clip": 0.05},
+    ),
+    "autocast": ({"precision": "bf16-mixed"}, {"autocast": True}),
+}
+
+
+@pytest.mark.parametrize("automatic", [True, False], ids=["automatic", "manual"])
+@pytest.mark.parametrize("feature", FEATURES)
+def test_lightning_does_what_a_loop_does(feature, automatic):
+    options, same = FEATURES[feature]
+    steps = 6 // same.get("accumulate", 1)
+    own = {key: value for key, value in same.items() if key != "autocast"}
+    if not automatic:  # the module does it by itself
+        options = {key: value for key, value in options.items() if key == "precision"}
+    module = Module(steps, automatic, **own)
+    trainer = fit(module, **options)
+    other = tiny()
+    reference = build(other)
+    plain_loop(other, reference, batches(6), **same)
+    assert_agree(module.model, trainer.optimizers[0], other, reference, 1e-6)
+
+
+def test_padding_counts_without_a_mask():
+    module = Module()
+    trainer = fit(module, callbacks=[PreconditionerCallback(mask=None)])
+    other = tiny()
+    reference = build(other)
+    plain_loop(other, reference, batches(6), masks=False)
+    assert_agree(module.model, trainer.optimizers[0], other, reference, 1e-6)
+
+
+@pytest.mark.parametrize("automatic", [True, False], ids=["automatic", "manual"])
+def test_resuming_is_exact(tmp_path, automatic):
+    whole = Module(automatic=automatic)
+    trainer = fit(whole, tmp_path, count=3, max_epochs=2)
+    half = fit(Module(automatic=automatic), tmp_path, count=3)
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    rest = Module(automatic=automatic)
+    resumed = fit(rest, tmp_path, count=3, max_epochs=2, resume=tmp_path / "half.ckpt")
+    assert resumed.global_step == trainer.global_step == 6
+    assert_agree(whole.model, trainer.optimizers[0], rest.model, resumed.optimizers[0])
+
+
+@pytest.mark.parametrize("automatic", [True, False], ids=["automatic", "manual"])
+def test_it_hands_over(automatic):
+    switch = mkor.HybridSwitch(window=2, warmup=2, patience=1, threshold=0.99, smoothing=0.1)
+    trainer = fit(Module(16, automatic, hybrid=switch), count=16)
+    assert not any(info.preconditioned for info in trainer.optimizers[0].layers())
+
+
+def kbfgs(model):
+    return mkor.KBFGS(model, adamw(model.parameters()), warmup_steps=2)
+
+
+def test_automatic_optimization_evaluates_again_for_kbfgs():
+    module = Module(make=kbfgs)
+    trainer = fit(module)
+    other = tiny()
+    reference = kbfgs(other)
+    scheduler = linear(reference, 6)
+    for batch in batches(6):
+        reference.set_mask(batch["attention_mask"])
+
+        def closure(batch=batch):
+            reference.zero_grad()
+            loss = other(**batch).loss
+            loss.backward()
+            return loss
+
+        reference.step(closure)
+        scheduler.step()
+    assert_agree(module.model, trainer.optimizers[0], other, reference, 1e-6)
+
+
+class Log(lightning.loggers.Logger):
+    """Keeps what is logged."""
+
+    name, version = "log", 0
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def log_metrics(self, metrics, step=None):
+        self.lines.append((step, metrics))
+
+    def log_hyperparams(self, *_, **__):
+        pass
+
+
+def test_counters_are_logged():
+    log = Log()
+    fit(Module(), logger=log, log_every_n_steps=3)
+    shown = [(step, line) for step, line in log.lines if "mkor/updates" in line]
+    assert [(step, line["mkor/updates"]) for step, line in shown] == [(3, 3), (6, 4)]
+    assert all(line["mkor/skipped"] == line["mkor/resets"] == 0 for _, line in shown)
+
+
+def test_a_trainer_whose_optimizers_do_not_precondition():
+    module = Module(make=lambda model: adamw(model.parameters()))
+    with pytest.raises(TypeError, match=r"of the optimizers preconditions \(AdamW\): let conf"):
+        fit(module)
