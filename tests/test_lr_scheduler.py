@@ -240,6 +240,28 @@ def test_base_rates_of_a_scheduler_beside_are_lowered(make):
     assert seen[14:] == pytest.approx([0.25] * 2)
 
 
+def test_groups_that_come_later_have_no_base_rate_beside():
+    optimizer = plain(lr=1.0)
+    other = lr_scheduler.LambdaLR(optimizer, warm)
+    scheduler = mkor.KneePointLR(optimizer, dwell=1, beside=other)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.4})
+    scheduler.step(1.0)
+    scheduler.step(1.0)
+    assert other.base_lrs == [0.5] and rates(optimizer) == [0.125, 0.2]
+
+
+def test_the_metric_may_be_negative_and_a_number_that_is_not_finite_is_left_out():
+    curve = [value - 5 for value in decaying(80)]
+    assert knees(curve, dwell=5) == knees(decaying(80), dwell=5)
+    broken = [value for metric in curve for value in (metric, float("nan"))]
+    assert [k // 2 for k in knees(broken, window=2, dwell=10)] == knees(curve, dwell=5)
+
+
+def test_a_scheduler_in_place_of_the_optimizer_is_refused():
+    with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer, got LambdaLR"):
+        mkor.KneePointLR(lr_scheduler.LambdaLR(plain(), warm))
+
+
 def test_it_multiplies_onto_a_schedule_beside():
     def cosine(step):
         return 0.5 * (1 + math.cos(math.pi * step / 40))

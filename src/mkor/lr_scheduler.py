@@ -165,7 +165,7 @@ class KneePointLR(LRScheduler):
             else:
                 group["lr"] = rate
         for scheduler in with_base_rates(self.beside):
-            bases = zip(scheduler.base_lrs, least, strict=True)
+            bases = zip(scheduler.base_lrs, least, strict=False)  # groups came later without one
             scheduler.base_lrs = [lowered(base, self.factor, low) for base, low in bases]
 
     def get_lr(self) -> list[Rate]:
