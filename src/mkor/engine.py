@@ -19,6 +19,7 @@ from torch import nn
 from mkor.capture.discover import Layer, LeftOut, find_layers
 from mkor.capture.folds import observable
 from mkor.capture.hooks import Capture
+from mkor.capture.rivals import refuse_rivals
 from mkor.capture.views import View
 from mkor.conditions import Marks, compared, marks
 from mkor.distributed import comm
@@ -165,6 +166,7 @@ class Engine:
             layer.view.settle()
         if not self.due:
             return
+        refuse_rivals(self.capture)
         self.capture.mask.check()
         seen = self.collect()
         if self.on_nonfinite == "raise":

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import mkor
 from cases.helpers import (
     assert_same,
     build,
@@ -115,6 +116,64 @@ def test_a22_two_optimizers_at_once(method):
     assert_same(run(second=True), run(second=False))
 
 
+@pytest.mark.parametrize("others", [["kfac-eigen"], ["exact", "kfac-eigen"]])
+def test_a22_an_attention_shows_the_last_of_several_optimizers_its_own_operand(others):
+    def seen(others):
+        torch.manual_seed(1)
+        model = net()
+        kept = [build(method, model) for method in others]
+        last = build("kfac-eigen", model)
+        model(batch).square().mean().backward()
+        assert len(kept) == len(others)
+        return last._engine.collect()["self_attn.out_proj"].inputs
+
+    batch = x()
+    torch.testing.assert_close(seen(others), seen([]))
+
+
+REFUSED = r"built before preconditions self_attn.*close\(\) the first"
+
+
+@every_method
+def test_a22_the_later_of_two_optimizers_is_refused_until_the_first_is_closed(method):
+    model = net()
+    first, second = build(method, model), build(method, model)
+    before = parameters(model)
+    with pytest.raises(RuntimeError, match=REFUSED):
+        train(model, second, [x()])
+    assert_same(parameters(model), before)
+    assert set(updates(second).values()) == {0}
+    first.close()
+    train(model, second, [x()])
+    assert set(updates(second).values()) == {1}
+
+
+def test_a22_a_wrapped_model_or_a_copy_of_the_optimizer_is_no_way_round():
+    model = net()
+    first = build("exact", model)
+    for second in (build("kfac-eigen", nn.Sequential(model)), copy.copy(first)):
+        with pytest.raises(
+            RuntimeError, match=r"preconditions (0\.)?self_attn.*close\(\) the first"
+        ):
+            train(model, second, [x()])
+    first_again, other = copy.deepcopy((first, model))
+    train(other, first_again, [x()])
+    assert set(updates(first_again).values()) == {1}
+    del second
+    train(model, first, [x()])
+
+
+def test_a22_optimizers_with_parameters_of_their_own_share_a_model():
+    """As a generator and a discriminator in one module, or one layer each."""
+    model = net()
+    halves = [model.linear1, model.linear2]
+    optimizers = [mkor.MKOR(model, torch.optim.SGD(half.parameters(), lr=0.1)) for half in halves]
+    model(x()).square().mean().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    assert [set(updates(optimizer).values()) for optimizer in optimizers] == [{1}, {1}]
+
+
 def by_pickle(model):
     return pickle.loads(pickle.dumps(model))
 
@@ -157,6 +216,7 @@ def test_a24_a_copy_trains_as_its_original(method):
     other = by_pickle(model)
     batches = [x() for _ in range(2)]
     results = []
+    optimizer.close()
     for trained in (model, other):
         fresh = build(method, trained)
         train(trained, fresh, batches)

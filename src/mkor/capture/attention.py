@@ -38,8 +38,11 @@ class LastProduct(TorchDispatchMode):
         return self.operand
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation; keep the operand of a product until the next one."""
-        if func in _OPERAND:
+        """Run the operation; keep the operand of a product until the next one.
+
+        What another optimizer computes of the same call, it computes without gradients.
+        """
+        if func in _OPERAND and torch.is_grad_enabled():
             self.operand = args[_OPERAND[func]]
         return func(*args, **(kwargs or {}))
 
