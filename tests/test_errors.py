@@ -70,6 +70,10 @@ OPTIONS = {
         (value, f"factor_update_steps={value!r} is out of range: factor_update_steps must be an")
         for value in (0, -1, 2.0, True)
     ],
+    "agreement_steps": [
+        (value, f"agreement_steps={value!r} is out of range: agreement_steps must be an integer of")
+        for value in (0, 1.5, True)
+    ],
     "warmup_steps": [
         (value, f"warmup_steps={value!r} is out of range: warmup_steps must be an integer of at")
         for value in (-1, 1.5, None)

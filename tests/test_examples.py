@@ -16,6 +16,9 @@ FRAMEWORKS = {
 }
 """Examples on texts, by the packages they need besides the model's."""
 
+WORKERS = ("ddp", "fsdp2")
+"""Examples for several workers, which run on one as well."""
+
 
 def run(name, **environment):
     strict = [] if name in FRAMEWORKS else ["-W", "error"]  # frameworks warn of themselves
@@ -35,8 +38,9 @@ def needs(name):
             pytest.skip(f"{package} is not installed")
 
 
-def test_the_minimal_example_lowers_its_loss():
-    done = run("minimal")
+@pytest.mark.parametrize("name", ["minimal", *WORKERS])
+def test_an_example_lowers_its_loss(name):
+    done = run(name)
     assert done.returncode == 0, done.stderr
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     assert losses[-1] < 0.5 * losses[0]
@@ -66,4 +70,22 @@ def test_an_example_without_data_says_what_it_needs(name, tmp_path):
 
 def test_every_example_is_run():
     scripts = {path.stem for path in FOLDER.glob("*.py")}
-    assert scripts == {"minimal", "polarity", *FRAMEWORKS}
+    assert scripts == {"minimal", "polarity", *FRAMEWORKS, *WORKERS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORKERS)
+def test_an_example_on_two_workers(name):
+    example = FOLDER / f"{name}.py"
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    assert len(losses) == 6 and losses[-1] < 0.1 * losses[0]

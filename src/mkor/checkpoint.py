@@ -158,11 +158,40 @@ def load(
     if packed is None and strict:
         raise ValueError(
             "this checkpoint has no factors: it was saved by a plain optimizer. Pass "
-            "strict=False to load the base optimizer's state and start with new factors"
+            "strict=False to load the base optimizer's state and start with new factors. (What "
+            "torch.distributed.checkpoint gets and sets is the state of optimizer.base; beside it, "
+            "save optimizer.factors)"
         )
     names = parameter_names(engine.model, base.param_groups)
     packed = packed or without_factors(names)
+    check(engine, base, packed, strict, handover)
+    resizes = resized(engine.model, packed)
+    base.load_state_dict(base_part(base, loaded, packed, names, resizes))
+    unpack_all(engine, base, packed, handover)
+
+
+def load_factors(
+    engine: Engine, base: Optimizer, packed: dict[str, Any], handover: Handover | None
+) -> None:
+    """Load what `pack` returned, and leave the base as it is.
+
+    Raises:
+        ValueError: It is of another model or optimizer; nothing is changed then.
+    """
+    check(engine, base, packed, True, handover)
+    unpack_all(engine, base, packed, handover)
+
+
+def check(
+    engine: Engine,
+    base: Optimizer,
+    packed: dict[str, Any],
+    strict: bool,
+    handover: Handover | None,
+) -> None:
+    """Raise where a checkpoint can't be loaded, or is of another model or optimizer if `strict`."""
     refuse_meta(packed["layers"])
+    names = parameter_names(engine.model, base.param_groups)
     different = differences(engine, base, names, packed)
     if packed.get("resting") is not None and handover is None:
         different.append("it was saved after its hybrid switch had handed over, this has no hybrid")
@@ -172,8 +201,12 @@ def load(
             + "; ".join(different)
             + ". Pass strict=False to load what matches by name"
         )
-    resizes = resized(engine.model, packed)
-    base.load_state_dict(base_part(base, loaded, packed, names, resizes))
+
+
+def unpack_all(
+    engine: Engine, base: Optimizer, packed: dict[str, Any], handover: Handover | None
+) -> None:
+    """Load the hybrid switch and the factors."""
     if handover is not None:
         unpack_phase(engine, base, handover, packed)
     unpack(engine, packed)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mkor import checkpoint, validate
+from mkor.agreement import Agreement
 from mkor.capture.hooks import remove_inert_hooks
 from mkor.conditions import Replay, exact
 from mkor.engine import BOOKS, Engine
@@ -30,6 +31,7 @@ from mkor.meter import device_of
 from mkor.methods.base import Method
 from mkor.report import LayerInfo, faults_of, layer_infos, table
 from mkor.schedule import UpdateSchedule
+from mkor.stateful import Factors
 
 
 class Preconditioner(Informed):
@@ -86,6 +88,7 @@ class Preconditioner(Informed):
             wire_dtype=common["wire_dtype"],
             on_nonfinite=common["on_nonfinite"],
         )
+        self._agreement = Agreement(self._engine, base, common)
         Optimizer.__setstate__(self, {})
         self._engine.discover(self._optimized())
         self._finalizer = weakref.finalize(self, self._engine.capture.remove)
@@ -153,6 +156,7 @@ class Preconditioner(Informed):
     def _rewrite(self, update: bool = True) -> None:
         with exact(self.model.parameters()):
             if update:
+                self._agreement.check()
                 self._engine.update()
             self._engine.precondition(self._rates() if self._common["kl_clip"] else {})
 
@@ -246,6 +250,11 @@ class Preconditioner(Informed):
         self.log_events()
         packed = checkpoint.pack(self._engine, self.base, self._handover)
         return self._saved({**self.base.state_dict(), checkpoint.KEY: packed})
+
+    @property
+    def factors(self) -> Factors:
+        """The factors, as `torch.distributed.checkpoint` saves and loads them (a `Stateful`)."""
+        return Factors(self._engine, self.base, self._handover)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Load what `state_dict` returned; tensors are copied.

@@ -31,6 +31,9 @@ def common_options(options: dict[str, Any]) -> dict[str, Any]:
     momentum = options.get("momentum")
     if momentum is not None:
         momentum = scheduled("momentum", momentum, share, "at least 0 and below 1, or None")
+    between = options["agreement_steps"]
+    sound = between is None or is_count(between, 1)
+    require("agreement_steps", between, sound, "an integer of at least 1, or None")
     clip = options["kl_clip"]
     if clip is not None:
         clip = scheduled("kl_clip", clip, positive, "positive and finite, or None")
@@ -109,6 +112,19 @@ def check_sharding(model: nn.Module) -> None:
 def is_a(thing: object, name: str) -> bool:
     """Whether an object is of a class of that name, whose module need not be installed."""
     return any(cls.__name__ == name for cls in type(thing).__mro__)
+
+
+def check_join(model: nn.Module) -> None:
+    """Refuse uneven inputs, which leave the workers that go on waiting for the others."""
+    for module in model.modules():
+        config = getattr(module, "_join_config", None)
+        if config is not None and config.enable and not config.throw_on_early_termination:
+            raise RuntimeError(
+                "the model is trained under torch's Join, in which a worker without data left "
+                "takes no steps, while the others need its part of the statistics: give all "
+                "workers as many batches, let those that have none step on an empty batch, or "
+                "stop all with the first by Join(..., throw_on_early_termination=True)"
+            )
 
 
 def check_base(base: object) -> None:

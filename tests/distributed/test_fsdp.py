@@ -23,6 +23,8 @@ METHODS = {
     "window": {"representation": "window", "window": 3},
     "low rank": THIN,
     "low rank, clipped": {**THIN, "rescale": None, "kl_clip": 1e-3},
+    "low rank, momentum": {**THIN, "momentum": 0.9, "rescale": "rms"},
+    "dense, momentum": {"momentum": 0.9},
     "K-FAC, eigen": {"method": "KFAC"},
     "K-FAC, inverse": {"method": "KFAC", "solver": "inverse"},
     "Eva": {"method": "Eva"},

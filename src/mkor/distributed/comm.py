@@ -33,6 +33,14 @@ def all_reduce_over(flat: Tensor, groups: tuple[Any, ...]) -> Tensor:
     return flat
 
 
+def all_reduce_ends(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest and the smallest of each entry over workers; one collective."""
+    both = torch.stack([flat, ~flat])
+    if world_size() > 1:
+        dist.all_reduce(both, op=dist.ReduceOp.MAX)
+    return both[0], ~both[1]
+
+
 def all_gather_vectors(flat: Tensor, lengths: list[int]) -> list[Tensor]:
     """The vectors [lengths[w]] of all workers w, of which `flat` is this one's."""
     longest = max(lengths)
@@ -43,7 +51,7 @@ def all_gather_vectors(flat: Tensor, lengths: list[int]) -> list[Tensor]:
     return [vector[:length] for vector, length in zip(out, lengths, strict=True)]
 
 
-def all_gather_counts(counts: list[int], device: torch.device) -> list[list[int]]:
+def all_gather_counts(counts: list[int], device: torch.device | None) -> list[list[int]]:
     """The counts of all workers, read on the host."""
     own = torch.tensor(counts, device=device)
     out = [torch.empty_like(own) for _ in range(world_size())]

@@ -114,3 +114,13 @@ def placed(block: Tensor, tensor: Tensor) -> Tensor:
     out = torch.zeros(tensor.shape[0], *block.shape[1:], dtype=block.dtype, device=block.device)
     out[cut.start : cut.stop] = block
     return out
+
+
+def laid_out(source: Tensor, tensor: Tensor) -> Tensor:
+    """A whole tensor spread as another is, if that is spread."""
+    if not is_sharded(tensor):
+        return source
+    with torch.no_grad():
+        out = torch.zeros_like(tensor, dtype=source.dtype)
+        copy_block_(out, source)
+    return out

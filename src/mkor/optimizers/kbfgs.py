@@ -69,6 +69,7 @@ class KBFGS(Preconditioner):
         wire_dtype: torch.dtype | None = None,
         on_nonfinite: str = "skip",
         hybrid: HybridSwitch | None = None,
+        agreement_steps: int | None = None,
     ) -> None:
         """Wrap `base` so that it steps along preconditioned gradients.
 
@@ -104,6 +105,8 @@ class KBFGS(Preconditioner):
                 changes ("raise", which synchronises with the device in every step). Gradients
                 that aren't finite reach the base as they are; only "raise" keeps them from it.
             hybrid: When the base optimizer takes over alone (MKOR-H); None for never.
+            agreement_steps: Steps between checks that parameters, gradients and factors are equal
+                on all workers, which wait for the device; None for never.
 
         Raises:
             TypeError: `model` or `base` is of the wrong type.
@@ -139,4 +142,5 @@ class KBFGS(Preconditioner):
             wire_dtype=wire_dtype,
             on_nonfinite=on_nonfinite,
             hybrid=hybrid,
+            agreement_steps=agreement_steps,
         )

@@ -65,6 +65,7 @@ class KFAC(Preconditioner):
         wire_dtype: torch.dtype | None = None,
         on_nonfinite: str = "skip",
         hybrid: HybridSwitch | None = None,
+        agreement_steps: int | None = None,
     ) -> None:
         """Wrap `base` so that it steps along preconditioned gradients.
 
@@ -105,14 +106,14 @@ class KFAC(Preconditioner):
                 synchronises with the device in every step). Gradients that aren't finite reach the
                 base as they are; only "raise" keeps them from it.
             hybrid: When the base optimizer takes over alone (MKOR-H); None for never.
+            agreement_steps: Steps between checks that parameters, gradients and factors are equal
+                on all workers, which wait for the device; None for never.
 
         Raises:
             TypeError: `model` or `base` is of the wrong type.
             ValueError: An option is out of range, or `base` doesn't fit the model.
         """
-        one_of("solver", solver, SOLVERS)
-        one_of("damping_split", damping_split, ("factored", "plain"))
-        one_of("weight_sharing", weight_sharing, ("expand", "reduce"))
+        check_names(solver, damping_split, weight_sharing)
         check_dtypes(state_dtype, inverse_dtype)
         factor_decay = weighted("factor_decay", factor_decay)
         damping = scheduled("damping", damping, positive, "positive and finite")
@@ -145,7 +146,15 @@ class KFAC(Preconditioner):
             wire_dtype=wire_dtype,
             on_nonfinite=on_nonfinite,
             hybrid=hybrid,
+            agreement_steps=agreement_steps,
         )
+
+
+def check_names(solver: object, split: object, sharing: object) -> None:
+    """Check the options that are names."""
+    one_of("solver", solver, SOLVERS)
+    one_of("damping_split", split, ("factored", "plain"))
+    one_of("weight_sharing", sharing, ("expand", "reduce"))
 
 
 def check_dtypes(state: object, inverse: object) -> None:
