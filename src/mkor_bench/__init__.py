@@ -18,6 +18,7 @@ Modules, in reading order:
 * ``timing``      the time of a step relative to SGD, measured in interleaved turns
 * ``compare``     learning rates on one common grid, then several seeds at the best
 * ``summary``     what is read off the curves
+* ``studies``     many runs, each kept and never run again, and what they show
 * ``report``      table, ``results.json``, ``curves.png``, TensorBoard events
 * ``cli``         the command line, which only translates; ``help`` is what it teaches
 """

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from mkor_bench.errors import UserError
-from mkor_bench.help import COMPARE_HELP, TRAIN_HELP
+from mkor_bench.help import COMPARE_HELP, STUDY_HELP, TRAIN_HELP
 from mkor_bench.interrupt import INTERRUPTED, end_at_once, ignore
 from mkor_bench.optimizers import OPTIMIZERS
 from mkor_bench.options import check_lr, parse_whole
@@ -56,6 +56,18 @@ def _whole(option: str) -> Callable[[Any], int]:
 def _learning_rate(value: Any) -> float:
     with _mistakes_in_one_line():
         return check_lr(value, "--lr")
+
+
+def _names(what: str) -> Any:
+    """Makes the option of a study that takes names."""
+    return typer.Option(
+        metavar="NAMES", help=f"{what}, separated by commas.", show_default="the study's own"
+    )
+
+
+def _count(option: str, told: str, default: str) -> Any:
+    """Makes an option that takes a whole number and has a default in words."""
+    return typer.Option(metavar="N", parser=_whole(option), help=told, show_default=default)
 
 
 def _tell_version(asked: bool) -> None:
@@ -197,6 +209,46 @@ def train(
             resumes=resume,
         )
         raise typer.Exit(code)
+
+
+@app.command(help=STUDY_HELP)
+def study(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which study.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small part at a small size, in minutes.")
+    ] = False,
+    tasks: Annotated[str | None, _names("Tasks or groups")] = None,
+    optimizers: Annotated[str | None, _names("Optimizers")] = None,
+    seeds: Annotated[
+        int | None, _count("--seeds", "How many seeds, from 0 on.", "the study's own")
+    ] = None,
+    workers: Annotated[
+        int | None, _count("--workers", "Processes side by side, one thread each.", "one a core")
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Report on what is there; run nothing.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Output folder.", show_default="runs/study/NAME"),
+    ] = None,
+    data: Annotated[str | None, _DATA] = None,
+) -> None:
+    """Does a study, in as many pieces as it takes."""
+    with _mistakes_in_one_line():
+        from mkor_bench.studies.command import run_study
+
+        run_study(
+            name,
+            quick=quick,
+            tasks=tasks,
+            optimizers=optimizers,
+            seeds=seeds,
+            workers=workers,
+            output=output,
+            data=data,
+            report_only=report,
+        )
 
 
 def main() -> None:

@@ -44,6 +44,13 @@ class Display(Protocol):
             detail: What changes with every step.
         """
 
+    def say(self, line: str) -> None:
+        """Tells something once.
+
+        Args:
+            line: What.
+        """
+
 
 def output_console() -> Console:
     """Makes the console for results; in a file, lines are as long as a table needs."""
@@ -84,6 +91,9 @@ class _Bars:
         bar = self._bars.task_ids[number]
         self._bars.update(bar, advance=steps, told=f"{stage} {detail}".strip())
 
+    def say(self, line: str) -> None:
+        self._bars.console.print(line, soft_wrap=True, highlight=False, markup=False)
+
 
 @dataclass
 class _Work:
@@ -106,7 +116,7 @@ class _Lines:
     def add(self, name: str, total: int, stage: str = "", done: int = 0) -> None:
         self._works.append(_Work(name, total, stage, done))
         if stage:
-            self._say(f"{name}: {stage}")
+            self.say(f"{name}: {stage}")
 
     def advance(self, number: int, steps: int, stage: str, detail: str = "") -> None:
         work = self._works[number]
@@ -115,7 +125,7 @@ class _Lines:
         work.stage = stage
         if work.told != before:
             told = ", ".join(part for part in (stage, detail) if part)
-            self._say(f"{work.name}: {100 * work.done // work.total} %, {told}")
+            self.say(f"{work.name}: {100 * work.done // work.total} %, {told}")
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)

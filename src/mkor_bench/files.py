@@ -37,11 +37,12 @@ def remove_leftovers(path: Path) -> None:
     """
     for left in path.parent.glob(f".{path.stem}.*{path.suffix}"):
         number = left.name.removeprefix(f".{path.stem}.").removesuffix(path.suffix)
-        if number.isdigit() and not _alive(int(number)):
+        if number.isdigit() and not is_alive(int(number)):
             left.unlink(missing_ok=True)
 
 
-def _alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Tells whether a process of this machine has not ended yet."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -1,8 +1,9 @@
-"""What ``mkor compare --help`` and ``mkor train --help`` teach."""
+"""What ``--help`` of ``mkor compare``, ``mkor train`` and ``mkor study`` teaches."""
 
 from __future__ import annotations
 
 from mkor_bench.optimizers import OPTIMIZERS
+from mkor_bench.studies import STUDIES
 from mkor_bench.tasks import GROUPS, TASKS
 
 _TASK_NAMES = ", ".join(TASKS)
@@ -91,4 +92,36 @@ All but the digits read data: `--data FOLDER`, or `--data hub` to fetch the orig
 
 **Written to the output folder:** checkpoint.pt (torch.load reads it with weights_only=True),
 results.json, curves.png and tensorboard/ (losses, rates and factors while it trains).
+"""
+
+STUDY_HELP = f"""
+Do a study: many runs, each done once and kept, and a report of what they show.
+
+A finished run is a file in the output folder and is never run again, so a study can be stopped
+with Ctrl-C and continued by the same command, grow by more tasks, optimizers and seeds, and be
+done by several processes at a time in one folder. Each run has one thread.
+
+**Studies:** {", ".join(STUDIES)}.
+
+defaults: tunes every optimizer alike (one seed on one grid of learning rates, which grows where
+the best is at its edge; K-FAC's damping and frequency too), runs three seeds at the best, and
+compares steps and time to the best final loss of SGD, AdamW and LAMB. Groups of tasks:
+choice, and held-out (the two that defaults must not be chosen by).
+
+**Tasks:** {_TASK_NAMES}. **Groups:** {", ".join(GROUPS)}.
+
+**Optimizers:** {", ".join(OPTIMIZERS)}, with options as for mkor compare.
+
+**Examples:**
+
+* mkor study defaults --quick
+
+* mkor study defaults --data FOLDER --tasks choice --optimizers sgd,adamw,muon
+
+* mkor study defaults --data FOLDER --optimizers mkor-lowrank:damping=0.003 --seeds 1
+
+* mkor study defaults --data FOLDER --report
+
+**Written to the output folder:** runs/ (a JSON file for each finished run, with the machine and
+the versions), and the report: for defaults, defaults.json, defaults.md and curves.png.
 """

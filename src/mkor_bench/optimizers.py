@@ -38,6 +38,7 @@ class OptimizerRow:
         description: One phrase for tables and reports.
         build: Makes the optimizer from a model and a learning rate; options by name.
         first_order: Whether it is a baseline that the second-order methods are to beat.
+        base: The optimizer that it stands on, and is never to be worse than; None for none.
         compared: Whether `mkor compare` takes it where it is not told what to take.
     """
 
@@ -45,6 +46,7 @@ class OptimizerRow:
     description: str
     build: Builder
     first_order: bool = False
+    base: str | None = None
     compared: bool = False
 
 
@@ -91,7 +93,7 @@ def _wrapped(
 
 def _on_sgd(name: str, description: str, method: str, **options: Any) -> OptimizerRow:
     build = partial(_wrapped, method=method, base=_sgd, **options)
-    return OptimizerRow(name, f"{description} on SGD with momentum 0.9", build)
+    return OptimizerRow(name, f"{description} on SGD with momentum 0.9", build, base="sgd")
 
 
 NORM: dict[str, Any] = {"rescale": "gradient", "kl_clip": None}
@@ -120,6 +122,7 @@ _ROWS = (
         "mkor-adamw",
         "MKOR on AdamW",
         partial(_wrapped, method="MKOR", base=_adamw),
+        base="adamw",
         compared=True,
     ),
     _on_sgd("mkor-h", "MKOR that hands over", "MKOR", switch={"window": 15}),
@@ -128,6 +131,7 @@ _ROWS = (
         "mkor-lowrank-adamw",
         "MKOR with low-rank sketches on AdamW",
         partial(_wrapped, method="MKOR", base=_adamw, **LOWRANK),
+        base="adamw",
     ),
     _on_sgd("kfac", "K-FAC by inverses", "KFAC", solver="inverse", damping=0.003, **KFAC),
     _on_sgd("kaisa-eigen", "K-FAC by eigenvectors", "KFAC", solver="eigen", damping=0.01, **KFAC),
@@ -166,6 +170,30 @@ def optimizer_row(name: str) -> OptimizerRow:
     told = ", ".join(f"{option} {value}" for option, value in options.items())
     build = partial(_with_options, name=name, row=row.name, options=options)
     return replace(row, name=name, description=f"{row.description} with {told}", build=build)
+
+
+def settled_options(name: str) -> dict[str, Any]:
+    """Tells what an optimizer is built with, apart from the learning rate.
+
+    Args:
+        name: Its name, which may carry options.
+
+    Returns:
+        Every option that the registry or the name sets, as JSON can hold it: what makes
+        two rows, or two states of one row, differ.
+    """
+    plain, *texts = name.split(":")
+    build = optimizer_row(plain).build
+    fixed = build.keywords if isinstance(build, partial) else {}
+    options = {**fixed, **dict(_parse_option(name, text) for text in texts)}
+    return {
+        option: value if isinstance(value, (int, float, str, bool, type(None))) else _told(value)
+        for option, value in options.items()
+    }
+
+
+def _told(value: Any) -> str:
+    return str(getattr(value, "__name__", value))
 
 
 def _with_options(

@@ -23,11 +23,29 @@ def parse_optimizers(text: str) -> tuple[str, ...]:
     Raises:
         UserError: A name is unknown, or its options are, or there is none.
     """
-    names = tuple(dict.fromkeys(_split(text)))
-    if not names:
-        raise UserError(f"--optimizers {text!r} names none: give names such as sgd,mkor.")
+    names = parse_names(text, "--optimizers", "sgd,mkor")
     for name in names:
         _try_options(optimizer_row(name))
+    return names
+
+
+def parse_names(text: str, option: str, example: str) -> tuple[str, ...]:
+    """Reads a list of names.
+
+    Args:
+        text: Names with commas or spaces between them.
+        option: The option that they were given with.
+        example: How to write some.
+
+    Returns:
+        The names, each once.
+
+    Raises:
+        UserError: There is none.
+    """
+    names = tuple(dict.fromkeys(_split(text)))
+    if not names:
+        raise UserError(f"{option} {text!r} names none: give names such as {example}.")
     return names
 
 

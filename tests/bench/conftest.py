@@ -44,6 +44,12 @@ def command_in(folder, patch):
     return run
 
 
+@pytest.fixture(scope="session")
+def mkor_in():
+    """:func:`command_in`, for tests that run ``mkor`` in a folder of their own."""
+    return command_in
+
+
 @pytest.fixture
 def mkor(tmp_path, monkeypatch):
     """Runs ``mkor`` with arguments, as typed in ``tmp_path``."""

@@ -39,6 +39,17 @@ SURFACE = {
         "--checkpoint-every",
         "--resume",
     },
+    "study": {
+        "NAME",
+        "--quick",
+        "--tasks",
+        "--optimizers",
+        "--seeds",
+        "--workers",
+        "--report",
+        "--output",
+        "--data",
+    },
 }
 
 
@@ -87,6 +98,17 @@ def test_groups_name_tasks():
 
 
 MISTAKES = {
+    "study": (["study", "default"], "unknown study 'default': did you mean 'defaults'?"),
+    "task of a study": (
+        ["study", "defaults", "--tasks", "choices"],
+        "unknown task 'choices': did you mean 'choice'?",
+    ),
+    "no task of a study": (
+        ["study", "defaults", "--tasks", ","],
+        "--tasks ',' names none: give names such as digits-autoencoder,shakespeare.",
+    ),
+    "no workers": (["study", "defaults", "--workers", "0"], "--workers must be from 1 to"),
+    "study without its data": (["study", "defaults"], "MNIST is needed: name the folder that"),
     "task": (
         ["compare", "digist"],
         "unknown task 'digist': did you mean 'digits'?",

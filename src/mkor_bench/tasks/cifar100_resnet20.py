@@ -31,7 +31,7 @@ class Size(NamedTuple):
     test_images: int
 
 
-FULL = Size(3, 16, 300, 2_000)
+FULL = Size(3, 16, 600, 2_000)
 QUICK = Size(1, 4, 40, 200)
 
 

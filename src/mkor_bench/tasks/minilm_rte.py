@@ -7,7 +7,7 @@ from mkor_bench.data.store import Store
 from mkor_bench.tasks.fine_tuning import Size, accuracy, fine_tuning_task
 from mkor_bench.tasks.task import Task
 
-FULL = Size(8, 96, 100, None, 2_000)
+FULL = Size(8, 64, 150, None, 2_000)
 QUICK = Size(8, 16, 30, 1, 64)
 
 

@@ -85,11 +85,7 @@ def resolve_tasks(text: str, data: str | None) -> list[TaskSource]:
     Raises:
         UserError: Nothing of that name, or its file does not give a task.
     """
-    if data is not None and data != HUB and not Path(data).is_dir():
-        raise UserError(
-            f"data folder {data!r} does not exist: give an existing folder with --data "
-            "or in the environment variable MKOR_DATA, or fetch what is needed with --data hub."
-        )
+    check_data(data)
     if ":" not in text and text not in TASKS and text not in GROUPS:
         if text.endswith(".py"):
             raise UserError(f"task {text!r} names no function: write {text}:FUNCTION.")
@@ -98,6 +94,22 @@ def resolve_tasks(text: str, data: str | None) -> list[TaskSource]:
     for source in sources:
         source.load()
     return sources
+
+
+def check_data(data: str | None) -> None:
+    """Checks what --data named.
+
+    Args:
+        data: A folder, "hub" or None.
+
+    Raises:
+        UserError: The folder does not exist.
+    """
+    if data is not None and data != HUB and not Path(data).is_dir():
+        raise UserError(
+            f"data folder {data!r} does not exist: give an existing folder with --data "
+            "or in the environment variable MKOR_DATA, or fetch what is needed with --data hub."
+        )
 
 
 @cache

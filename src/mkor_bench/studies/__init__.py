@@ -1,0 +1,13 @@
+"""Studies: many pieces of work, each done once and kept, and a report of what they show.
+
+A study is a module with a ``STUDY``, a :class:`~mkor_bench.studies.study.Study`, and one row below.
+
+This module imports nothing heavy, so that ``mkor --help`` is quick.
+"""
+
+from __future__ import annotations
+
+STUDIES: dict[str, str] = {
+    "defaults": "mkor_bench.studies.defaults",
+}
+"""Studies: the name and the module."""

@@ -1,0 +1,45 @@
+"""A study of numbers: squares first, then the sum of them, noting each call in a file."""
+
+from pathlib import Path
+
+from mkor_bench.studies.piece import Piece
+from mkor_bench.studies.study import Report, Request, Study
+
+
+def square(spec, data, report):
+    note(data, f"square {spec['number']}")
+    report(1)
+    return {"value": spec["number"] ** 2}
+
+
+def add(spec, data, report):
+    note(data, "add")
+    return {"value": sum(spec["values"])}
+
+
+def note(data, text):
+    with (Path(data) / "calls.txt").open("a") as file:
+        file.write(f"{text}\n")
+
+
+def squares(count):
+    return [Piece("toy_study:square", {"number": n}, f"square {n}", 3) for n in range(count)]
+
+
+def pieces(request, kept):
+    wanted = squares(request.seeds)
+    values = [kept.get(piece) for piece in wanted]
+    if all(value is not None for value in values):
+        spec = {"values": [value["value"] for value in values]}
+        wanted.append(Piece("toy_study:add", spec, "sum", 2))
+    return wanted
+
+
+STUDY = Study(
+    name="toy",
+    description="squares",
+    request=lambda quick, data: Request((), (), 3, quick, data),
+    groups={},
+    pieces=pieces,
+    report=lambda request, kept, folder: Report((), ()),
+)
