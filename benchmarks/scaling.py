@@ -22,6 +22,7 @@ from record import save
 from torch import nn
 
 import mkor
+from mkor.messages import Owned
 
 LATER = 1000
 """A step after every warm-up, in which inverses are due."""
@@ -52,15 +53,17 @@ class Case:
         engine = self.optimizer._engine
         for stage in ("update", "revisit"):
             setattr(engine, stage, self.timed(getattr(engine, stage)))
-        exchange = engine.exchange
+        answer = engine.answer
 
-        def counted(messages: list[Any]) -> Any:
-            for message in messages:
+        def counted(messages: dict[str, Any]) -> Any:
+            for message in messages.values():
+                if isinstance(message, Owned):
+                    continue
                 parts = (*message.sum.values(), *message.mean.values(), *message.gather.values())
                 self.sent += sum(tensor.numel() for tensor in parts)
-            return exchange(messages)
+            return answer(messages)
 
-        engine.exchange = counted
+        engine.answer = counted
 
     def timed(self, stage: Any) -> Any:
         """A stage of the engine that adds to the time spent."""

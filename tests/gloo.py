@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def spawn(function, folder, *arguments, workers=2, timeout=90):
+def spawn(function, folder, *arguments, workers=2, timeout=180):
     """Call `function(rank, *arguments)` in `workers` processes; their results by rank.
 
     Args:

@@ -6,6 +6,7 @@ Kronecker products are formed, and systems are solved densely.
 
 import torch
 
+from mkor.messages import Owned
 from mkor.methods.base import LayerShape, Seen
 from mkor.methods.kfac import KFACMethod
 
@@ -78,6 +79,8 @@ def run(kfac, states, seens):
 
 def combined(messages):
     """What every worker gets back."""
+    if isinstance(messages[0], Owned):
+        return messages[0].compute()
     out = {}
     for key in messages[0].sum:
         out[key] = sum(message.sum[key] for message in messages)

@@ -2,7 +2,7 @@
 
 import torch
 
-from mkor.methods.base import EVENTS, Exchange, LayerShape, Moment, Rows, Seen, Sketch, Sums
+from mkor.methods.base import EVENTS, Exchange, LayerShape, Moment, Owned, Rows, Seen, Sketch, Sums
 
 __all__ = [
     "LayerShape",
@@ -29,6 +29,8 @@ def happened(state):
 
 def combined(message):
     """What one worker gets back for its own message."""
+    if isinstance(message, Owned):
+        return message.compute()
     assert isinstance(message, Exchange)
     return {**message.sum, **message.mean, **message.gather}
 

@@ -22,7 +22,7 @@ SEES = {
     "factors": {"mkor.blocks", "mkor.linalg"},
     "integrations": {"mkor.optimizer"},
     "methods": {
-        *("mkor.blocks", "mkor.factors", "mkor.linalg"),
+        *("mkor.blocks", "mkor.factors", "mkor.linalg", "mkor.messages"),
         *("mkor.methods.base", "mkor.methods.statistics"),
     },
 }

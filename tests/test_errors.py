@@ -271,3 +271,12 @@ def test_a_model_without_a_layer_to_precondition():
     told = "no layer is preconditioned.*0: no rule for Embedding; 1: no rule for LayerNorm"
     with pytest.warns(UserWarning, match=told):
         mkor.MKOR(model, sgd(model))
+
+
+@pytest.mark.parametrize("cls", [mkor.MKOR, mkor.KFAC, mkor.KBFGS, mkor.SNGD, mkor.HyLo])
+@pytest.mark.parametrize("part", [0, 1.5, True, "half"])
+def test_a_fraction_of_workers_is_above_zero_and_at_most_one(cls, part):
+    model = nn.Linear(2, 2)
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"grad_worker_fraction=.* must be above 0 and at most 1"):
+        cls(model, base, grad_worker_fraction=part)

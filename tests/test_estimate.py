@@ -28,7 +28,10 @@ def only(found):
         (mkor.MKOR, {"vectors": 3}, 3 * (2 * D + 1)),
         (mkor.MKOR, {"damping": None}, 3 * D + 1),
         (mkor.Eva, {}, 3 * D + 1),
-        (mkor.KFAC, {}, 2 * D * D + D + 2),
+        # Triangles of both moments; eigenvectors, eigenvalues and whether they are sound.
+        (mkor.KFAC, {}, D * (D + 1) + D + 2 + 2 * (D * D + D + 1)),
+        # Half of the paper's 4d².
+        (mkor.KFAC, {"solver": "inverse"}, 2 * D * (D + 1) + D + 2 + 2),
         (mkor.SNGD, {}, D + 1 + 2 * 4 * ROWS * D),
     ],
 )
@@ -87,10 +90,33 @@ def test_updates_come_as_often_as_their_schedule_says():
     assert [round(update.share, 6) for update in found.updates] == [0.01, 0.04]
     dear, cheap = found.updates
     assert dear.flops - cheap.flops > 2 * 9 * D**3  # two decompositions
-    assert found.mean_wire == pytest.approx(0.05 * found.wire)
+    assert found.mean_wire == pytest.approx(0.01 * dear.wire + 0.04 * cheap.wire)
     assert found.mean_flops == pytest.approx(
         found.step_flops + 0.01 * dear.flops + 0.04 * cheap.flops
     )
+
+
+def test_layers_are_divided_among_workers():
+    model = nn.Sequential(*[square() for _ in range(16)])
+    whole = mkor.estimate(model, mkor.MKOR, workers=8)
+    assert whole.bytes_by_worker == (whole.bytes,) * 8 and whole.step_wire == 0
+    half = mkor.estimate(model, mkor.MKOR, workers=8, grad_worker_fraction=0.5)
+    least = mkor.estimate(model, mkor.MKOR, workers=8, grad_worker_fraction=1 / 8)
+    assert [e.bytes * 8 // whole.bytes for e in (whole, half, least)] == [8, 4, 1]
+    assert [e.step_flops * 8 // whole.step_flops for e in (whole, half, least)] == [8, 4, 1]
+    assert least.step_wire == half.step_wire == 16 * 4 * D * D
+    assert [c.workers for c in half.step_collectives + least.step_collectives] == [2, 8]
+    assert whole.wire == half.wire == least.wire  # every holder makes its own update
+
+
+def test_one_worker_decomposes_for_all():
+    model = nn.Sequential(*[square() for _ in range(16)])
+    alone, eight = (mkor.estimate(model, mkor.KFAC, workers=p) for p in (1, 8))
+    assert 7 < alone.update_flops / eight.update_flops < 8
+    assert alone.bytes == eight.bytes
+    # A few layers among many workers are added up, or padding would outweigh them.
+    (_, shared) = mkor.estimate(square(), mkor.KFAC, workers=8).updates[0].collectives
+    assert (shared.kind, shared.bytes) == ("sum", 4 * 2 * (D * D + D + 1))
 
 
 def test_no_memory_is_needed_and_the_model_stays_as_it_is():

@@ -2,14 +2,15 @@
 
 import torch
 
+from mkor.messages import Owned
+
 
 def together(generators):
     """Answer each round of messages with sums and means over the workers; their results."""
     messages = [next(generator) for generator in generators]
     while True:
-        answers = {key: sum(m.sum[key] for m in messages) for key in messages[0].sum}
-        for key in messages[0].mean:
-            answers[key] = torch.stack([m.mean[key] for m in messages]).mean(dim=0)
+        one = messages[0]
+        answers = one.compute() if isinstance(one, Owned) else combined(messages)
         messages, results = [], []
         for generator in generators:
             try:
@@ -20,3 +21,11 @@ def together(generators):
         if results:
             assert not messages, "workers ended in different rounds"
             return results
+
+
+def combined(messages):
+    """Sums and means over the workers."""
+    answers = {key: sum(m.sum[key] for m in messages) for key in messages[0].sum}
+    for key in messages[0].mean:
+        answers[key] = torch.stack([m.mean[key] for m in messages]).mean(dim=0)
+    return answers

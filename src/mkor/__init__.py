@@ -6,7 +6,7 @@ loss.backward(); optimizer.step(); optimizer.zero_grad()
 """
 
 from mkor.baselines.lamb import LAMB
-from mkor.estimate import Collective, Estimate, LayerEstimate, UpdateEstimate, estimate
+from mkor.estimate import Estimate, LayerEstimate, UpdateEstimate, estimate
 from mkor.hybrid import HybridSwitch
 from mkor.lr_scheduler import KneePointLR
 from mkor.optimizer import Preconditioner
@@ -18,6 +18,7 @@ from mkor.optimizers.kfac import KFAC
 from mkor.optimizers.mkor import MKOR
 from mkor.optimizers.sngd import SNGD
 from mkor.report import LayerInfo
+from mkor.wire import Collective
 
 __version__ = "0.1.0"
 __all__ = [

@@ -119,11 +119,12 @@ def check_built_alike(lines: list[str], device: torch.device | None) -> None:
 def check_equal(engine: Engine, step: int) -> None:
     """Raise on every worker if parameters, gradients or factors differ between them.
 
-    Parameters that are spread over workers are left out: each holds a part of its own. Waits for
+    Parameters that are spread over workers are left out: each holds a part of its own. So are
+    factors of layers that are divided among workers; what they do to a gradient isn't. Waits for
     the device.
     """
     tensors = dict(replicated(engine.model))
-    for name, record in engine.records.items():
+    for name, record in engine.records.items() if not engine.ownership.divided else ():
         own = [*record.state.values(), *record.momentum.values()]
         kept = [tensor for tensor in own if not comm.is_sharded(tensor)]
         tensors[f"the factors of layer '{name}'"] = kept

@@ -63,7 +63,7 @@ def pack(engine: Engine, base: Optimizer, handover: Handover | None) -> dict[str
             "shape": [shape.stack, shape.outputs, shape.inputs],
             "updates": record.updates,
             "last_update": record.last_update,
-            "state": dict(record.state),
+            "state": dict(engine.ownership.gathered(name, record.state)),
             "momentum": dict(record.momentum),
         }
     return {
@@ -252,7 +252,8 @@ def unpack(engine: Engine, packed: dict[str, Any]) -> None:
         here = [shape.stack, shape.outputs, shape.inputs]
         fits = same_method and name not in others
         if saved is not None and fits and list(saved["shape"]) == here:
-            state = {key: tensor.clone() for key, tensor in saved["state"].items()}
+            held = saved["state"] if engine.ownership.holds(name) else {}
+            state = {key: tensor.clone() for key, tensor in held.items()}
             momentum = saved["momentum"] if engine.momentum is not None else {}
             engine.records[name] = Record(state, saved["updates"], saved["last_update"], momentum)
             shown[name] = packed.get("pending", {}).get(name, {})

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,15 +23,23 @@ from mkor.capture.views import View
 from mkor.conditions import Marks, compared, marks
 from mkor.distributed import comm
 from mkor.faults import Faults, refuse_nonfinite
+from mkor.messages import Exchange, Owned
 from mkor.meter import Meter, device_of
 from mkor.methods.base import Kind, LayerShape, Method, Seen, State, Update
 from mkor.momentum import Buffers, accelerate
+from mkor.ownership import Ownership
 from mkor.rewrite import RESCALE, Rewriter
 from mkor.schedule import UpdateSchedule
-from mkor.synchronise import complete, exchange, run_together
+from mkor.synchronise import Answers, answer, complete, run_together
 
-BOOKS = ("index", "records", "heard", "sizes", "resting", "paused", "faults")
+BOOKS = ("index", "records", "ownership", "heard", "sizes", "resting", "paused", "faults")
 """What a copy of an engine takes over."""
+
+OPTIONS = (
+    *("momentum", "rescale", "kl_clip"),
+    *("wire_dtype", "on_nonfinite", "grad_worker_fraction"),
+)
+"""Common options that an engine is given by name."""
 
 
 @dataclass
@@ -67,6 +74,7 @@ class Engine:
         kl_clip: float | Callable[[int], float] | None,
         wire_dtype: torch.dtype | None,
         on_nonfinite: str,
+        grad_worker_fraction: float,
     ) -> None:
         """Keep the parts; `discover` finds the layers."""
         self.model = model
@@ -77,7 +85,8 @@ class Engine:
         self.rescale = rescale
         self.kl_clip = kl_clip
         self.on_nonfinite = on_nonfinite
-        self.exchange = partial(exchange, wire_dtype=wire_dtype)
+        self.ownership = Ownership(grad_worker_fraction)
+        self.wire_dtype = wire_dtype
         self.capture = Capture(method.absolute())
         self.layers: dict[str, Layer] = {}
         self.left: list[LeftOut] = []
@@ -96,6 +105,8 @@ class Engine:
         self.layers, self.left = find_layers(self.model, optimized, self.skip, self.accept)
         kept = {n for n, layer in self.layers.items() if known.get(n) == layer.view.shape}
         self.records = {n: self.records[n] if n in kept else Record() for n in self.layers}
+        shapes = {name: layer.view.shape for name, layer in self.layers.items()}
+        self.ownership.cover({name: self.method.cost(shape) for name, shape in shapes.items()})
         if self.resting is None:
             self.capture.watch(self.layers, self.kinds(self.method.at(self.index).wants))
         self.listen()
@@ -174,7 +185,8 @@ class Engine:
         self.marks = marks(seen) if self.method.second_pass else {}
         first = self.now.first()
         methods = {name: self.now if self.records[name].updates else first for name in seen}
-        for name in self.run({n: methods[n].update(self.state(n), seen[n]) for n in seen}):
+        self.run({n: methods[n].update(self.state(n), seen[n]) for n in seen})
+        for name in seen:
             self.records[name].updates += 1
             self.records[name].last_update = self.index
 
@@ -188,16 +200,19 @@ class Engine:
                 "the closure showed no gradients of any layer, so nothing is preconditioned: it "
                 "must clear the gradients, compute the loss, call backward() and return the loss"
             )
-        seen = {name: what for name, what in self.collect().items() if self.records[name].state}
+        seen = {name: what for name, what in self.collect().items() if self.records[name].updates}
         seen = compared(self.marks, seen)
         self.run({n: self.now.revisit(self.state(n), what) for n, what in seen.items()})
 
-    def run(self, updates: dict[str, Update]) -> dict[str, State]:
-        """Run updates together and keep the states they return."""
-        states = run_together(updates, self.exchange)
-        for name, state in states.items():
-            self.records[name].state = state
-        return states
+    def run(self, updates: dict[str, Update]) -> None:
+        """Run updates together and keep the states of the layers that this worker holds."""
+        for name, state in run_together(updates, self.answer).items():
+            if self.ownership.holds(name):
+                self.records[name].state = state
+
+    def answer(self, messages: dict[str, Exchange | Owned]) -> Answers:
+        """What workers make together of one round of messages."""
+        return answer(messages, self.ownership, self.wire_dtype)
 
     def precondition(self, lrs: dict[int, Any]) -> None:
         """Rewrite the gradients of the layers.
@@ -205,25 +220,22 @@ class Engine:
         `lrs` are the learning rates by the `id` of the parameter; only `kl_clip` needs them.
         """
         self.hear()
-        ready = self.ready()
+        views = self.ready()
         if self.momentum is not None:
-            layers = [(view, self.records[name].momentum) for name, view in ready.items()]
+            dense = {n: view for n, view in views.items() if view.gradient() is not None}
+            layers = [(view, self.records[name].momentum) for name, view in dense.items()]
             accelerate(layers, self.value(self.momentum))
         clip = None if self.kl_clip is None else self.value(self.kl_clip)
-        rewriter = Rewriter(self.now, RESCALE[self.rescale], clip)
-        rewriter.rewrite(ready, {name: self.state(name) for name in ready}, lrs)
+        rewriter = Rewriter(self.now, RESCALE[self.rescale], clip, self.ownership)
+        rewriter.rewrite(views, {name: self.state(name) for name in views}, lrs)
 
     def ready(self) -> dict[str, View]:
-        """Layers with a dense gradient, and with factors if that matters.
+        """Layers that have factors, or all if that doesn't matter.
 
         It does unless gradients change without them: then no factors stand for the identity.
         """
         anyway = self.momentum is not None or self.rescale == "rms"
-        return {
-            name: layer.view
-            for name, layer in self.layers.items()
-            if layer.view.gradient() is not None and (anyway or self.records[name].state)
-        }
+        return {n: la.view for n, la in self.layers.items() if anyway or self.records[n].updates}
 
     def value(self, option: float | Callable[[int], float]) -> float:
         """A number that may be a function of the step, at this step."""
@@ -268,9 +280,14 @@ class Engine:
         return complete({name: self.layers[name].view for name in seen}, seen)
 
     def state(self, name: str) -> State:
-        """The layer's state: made at the first use, following its weight's device and dtype."""
+        """The layer's state: made at the first use, following its weight's device and dtype.
+
+        Of a layer that other workers hold, its tensors have no memory.
+        """
         record, view = self.records[name], self.layers[name].view
         weight = view.weight
+        if not self.ownership.holds(name):
+            return self.method.init(view.shape, torch.device("meta"), weight.dtype)
         if not record.state:
             return self.method.init(view.shape, weight.device, weight.dtype)
         for key, tensor in record.state.items():

@@ -9,7 +9,7 @@ other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ from mkor.methods.base import Method
 from mkor.optimizer import Preconditioner
 from mkor.schedule import UpdateSchedule
 from mkor.texts import aligned, bytes_text, flops_text
-from mkor.tracing import Trace, on_the_wire, trace_layers
+from mkor.tracing import Trace, trace_layers
+from mkor.wire import Collective, Crossing, Division, step_crossings, update_crossings
 
 LATER = range(1000, 2000)
 """Steps that stand for all: behind every warm-up, and whole periods of usual frequencies."""
@@ -31,7 +32,7 @@ LATER = range(1000, 2000)
 
 @dataclass(frozen=True)
 class LayerEstimate:
-    """One layer, as it will be on every worker.
+    """One layer, as it will be on the workers that hold it.
 
     Attributes:
         name: As in `optimizer.layers()`.
@@ -39,8 +40,8 @@ class LayerEstimate:
         shape: Shape of the weight.
         reason: Why the layer is left to the base optimizer, or None.
         bytes: Bytes of state.
-        wire: Bytes of what an update brings together from all workers.
-        update_flops: Operations of an update, what the hooks do included.
+        wire: Bytes of what an update brings together from workers.
+        update_flops: Operations of an update on the worker that owns the layer, hooks included.
         step_flops: Operations of preconditioning a gradient.
     """
 
@@ -55,25 +56,12 @@ class LayerEstimate:
 
 
 @dataclass(frozen=True)
-class Collective:
-    """One collective operation.
-
-    Attributes:
-        kind: "sum" (an all-reduce) or "gather" (an all-gather).
-        bytes: Size of the result on a worker.
-    """
-
-    kind: str
-    bytes: int
-
-
-@dataclass(frozen=True)
 class UpdateEstimate:
     """One kind of update of the factors.
 
     Attributes:
         share: The share of the steps that make such an update.
-        flops: Operations of a worker.
+        flops: Operations of the busiest worker.
         collectives: What crosses workers, in order.
     """
 
@@ -96,17 +84,23 @@ class Estimate:
         workers: Number of workers.
         layers: One entry per layer, those left to the base optimizer last.
         updates: The kinds of update that later steps make, the dearest first.
+        step_collectives: What crosses workers in every step.
+        bytes_by_worker: Bytes of state of each worker.
+        step_flops: Operations of preconditioning, which every step does, of the busiest worker.
     """
 
     method: str
     workers: int
     layers: tuple[LayerEstimate, ...]
-    updates: tuple[UpdateEstimate, ...] = field(repr=False)
+    updates: tuple[UpdateEstimate, ...]
+    step_collectives: tuple[Collective, ...]
+    bytes_by_worker: tuple[int, ...]
+    step_flops: int
 
     @property
     def bytes(self) -> int:
-        """Bytes of state a worker."""
-        return sum(layer.bytes for layer in self.layers)
+        """Bytes of state of the worker that keeps the most."""
+        return max(self.bytes_by_worker)
 
     @property
     def wire(self) -> int:
@@ -115,18 +109,18 @@ class Estimate:
 
     @property
     def update_flops(self) -> int:
-        """Operations of an update on a worker."""
+        """Operations of an update on the busiest worker."""
         return self.updates[0].flops
 
     @property
-    def step_flops(self) -> int:
-        """Operations of preconditioning, which every step does."""
-        return sum(layer.step_flops for layer in self.layers)
+    def step_wire(self) -> int:
+        """Bytes that cross the network in every step, whether it updates or not."""
+        return sum(collective.bytes for collective in self.step_collectives)
 
     @property
     def mean_wire(self) -> float:
         """Bytes that cross the network a step, on average."""
-        return sum(update.share * update.wire for update in self.updates)
+        return self.step_wire + sum(update.share * update.wire for update in self.updates)
 
     @property
     def mean_flops(self) -> float:
@@ -180,16 +174,26 @@ def estimate(
     skip = tuple(options.get("skip", ()))
     layers, left = find_layers(model, optimized, skip, lambda view: refusal(first, view))
     counts = rows_of(rows, layers)
+    costs = {name: first.cost(layer.view.shape) for name, layer in layers.items()}
+    division = Division.among(workers, common["grad_worker_fraction"], costs)
     updates: list[tuple[UpdateEstimate, tuple[LayerEstimate, ...]]] = []
     schedule = UpdateSchedule(common["factor_update_steps"], common["warmup_steps"])
     for now, share in shares(chosen, schedule).items():
         traces = trace_layers(now, layers, counts, workers)
-        wire = on_the_wire(traces, workers, common["wire_dtype"])
-        updates.append((summary(share, traces, wire), entries(layers, traces, wire)))
+        crossings = update_crossings(traces, division, common["wire_dtype"])
+        made = summary(share, traces, crossings, division)
+        updates.append((made, entries(layers, traces, crossings)))
     updates.sort(key=lambda pair: (pair[0].wire, pair[0].flops), reverse=True)
-    others = [LayerEstimate(m.name, m.kind, m.shape, m.reason) for m in left]
-    summaries = tuple(pair[0] for pair in updates)
-    return Estimate(chosen.name, workers, (*updates[0][1], *others), summaries)
+    found = updates[0][1]
+    return Estimate(
+        chosen.name,
+        workers,
+        (*found, *(LayerEstimate(m.name, m.kind, m.shape, m.reason) for m in left)),
+        tuple(pair[0] for pair in updates),
+        tuple(collective for collective, _ in step_crossings(layers, division)),
+        tuple(division.by_worker({layer.name: layer.bytes for layer in found}, {})),
+        division.busiest({layer.name: layer.step_flops for layer in found}, {}),
+    )
 
 
 def resolve(method: object, options: dict[str, Any]) -> tuple[dict[str, Any], Method]:
@@ -233,19 +237,19 @@ def shares(method: Method, schedule: UpdateSchedule) -> dict[Method, float]:
     return kinds or {method.at(LATER[0]): 0.0}
 
 
-Wire = list[tuple[str, dict[str, int]]]
-"""The kind of each collective, and the bytes of its result by layer."""
-
-
-def summary(share: float, traces: dict[str, Trace], wire: Wire) -> UpdateEstimate:
+def summary(
+    share: float, traces: dict[str, Trace], crossings: list[Crossing], division: Division
+) -> UpdateEstimate:
     """An update of all layers together."""
-    flops = sum(found.update_flops for found in traces.values())
-    collectives = tuple(Collective(kind, sum(by_layer.values())) for kind, by_layer in wire)
-    return UpdateEstimate(share, flops, collectives)
+    held = {name: found.held_flops for name, found in traces.items()}
+    owned = {name: found.owned_flops for name, found in traces.items()}
+    hooks = sum(found.hook_flops for found in traces.values())
+    collectives = tuple(collective for collective, _ in crossings)
+    return UpdateEstimate(share, hooks + division.busiest(held, owned), collectives)
 
 
 def entries(
-    layers: dict[str, Layer], traces: dict[str, Trace], wire: Wire
+    layers: dict[str, Layer], traces: dict[str, Trace], crossings: list[Crossing]
 ) -> tuple[LayerEstimate, ...]:
     """One entry a layer."""
     return tuple(
@@ -255,7 +259,7 @@ def entries(
             tuple(layer.view.weight.shape),
             None,
             traces[name].bytes,
-            sum(by_layer.get(name, 0) for _, by_layer in wire),
+            sum(by_layer.get(name, 0) for _, by_layer in crossings),
             traces[name].update_flops,
             traces[name].step_flops,
         )

@@ -24,7 +24,7 @@ from mkor import checkpoint, validate
 from mkor.agreement import Agreement
 from mkor.capture.hooks import remove_inert_hooks
 from mkor.conditions import Replay, exact
-from mkor.engine import BOOKS, Engine
+from mkor.engine import BOOKS, OPTIONS, Engine
 from mkor.handover import Handover
 from mkor.informed import Informed
 from mkor.meter import device_of
@@ -59,6 +59,7 @@ class Preconditioner(Informed):
         validate.check_base(base)
         validate.check_parameters(model, base.param_groups)
         common = validate.common_options(common)
+        validate.check_division(model, common["grad_worker_fraction"])
         if method.second_pass:
             validate.check_second_pass(base)
         if common["momentum"] is not None:
@@ -82,11 +83,7 @@ class Preconditioner(Informed):
             method,
             schedule,
             skip=tuple(common["skip"]),
-            momentum=common["momentum"],
-            rescale=common["rescale"],
-            kl_clip=common["kl_clip"],
-            wire_dtype=common["wire_dtype"],
-            on_nonfinite=common["on_nonfinite"],
+            **{key: common[key] for key in OPTIONS},
         )
         self._agreement = Agreement(self._engine, base, common)
         Optimizer.__setstate__(self, {})
@@ -244,7 +241,9 @@ class Preconditioner(Informed):
     def state_dict(self) -> dict[str, Any]:
         """The base's state dict plus the factors by layer name, loadable with `weights_only=True`.
 
-        As with torch's own optimizers, the tensors are the live ones, not copies.
+        As with torch's own optimizers, the tensors are the live ones, not copies. With a
+        `grad_worker_fraction` below 1, every worker must call this: the others' factors are
+        gathered, layer by layer, to the CPU.
         """
         self._before_saving()
         self.log_events()

@@ -23,7 +23,8 @@ class LayerInfo:
         shape: Shape of the weight.
         preconditioned: Whether its gradient is preconditioned.
         reason: Why not, or which side has no factor; None where there is nothing to say.
-        bytes: Bytes of curvature state, also before the first update allocates it.
+        bytes: Bytes of curvature state on this worker, also before the first update allocates it; 0
+            for a layer that other workers hold, whose counters below are theirs.
         updates: Number of factor updates.
         last_update: Step of the last one, None before.
         skipped: Statistics left out as not finite.
@@ -87,7 +88,7 @@ def preconditioned(engine: Engine, name: str) -> LayerInfo:
         tuple(view.weight.shape),
         not frozen,
         reason,
-        size or engine.method.bytes(view.shape, view.weight.dtype),
+        size or engine.ownership.holds(name) * engine.method.bytes(view.shape, view.weight.dtype),
         record.updates,
         record.last_update,
         **dict(zip(EVENTS, events, strict=True)),

@@ -3,6 +3,9 @@
 A gradient that is spread over workers is rewritten block by block where the method can do that: all
 layers run together, so that a round of theirs costs one collective for the same workers. Otherwise
 it is gathered, a layer at a time, and each worker keeps its block of the result.
+
+Where layers are divided among workers, each rewrites the gradients of those that it holds, and the
+results of all cross in one collective.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ import torch
 from torch import Tensor
 
 from mkor.blocks import Block, Blockwise, Shares, counted
+from mkor.capture.blank import blank_matrix
 from mkor.capture.views import View
 from mkor.methods.base import Method, State
+from mkor.ownership import Ownership
 from mkor.rescale import Sizes, keep_finite, kl_factor, match_norm, unit_rms
 from mkor.synchronise import exchange_shares, run_together
 
@@ -36,42 +41,75 @@ class Rewriter:
         method: The method in this step.
         scale: Gives the result its size.
         clip: The bound κ on the sum of products, or None.
+        ownership: Who holds which layer.
     """
 
     method: Method
     scale: Scale
     clip: float | None
+    ownership: Ownership
 
     def rewrite(self, views: dict[str, View], states: dict[str, State], rates: Rates) -> None:
-        """Rewrite the gradients of the layers.
+        """Rewrite the gradients of the layers that have a dense one.
 
         Args:
-            views: The layers, each with factors and a dense gradient.
+            views: The layers that have factors.
             states: Their factors.
             rates: Learning rates by the `id` of the parameter; only `clip` needs them.
         """
+        ready = {name: view for name, view in views.items() if view.gradient() is not None}
+        if self.ownership.divided:
+            products = self.rewrite_divided(views, states)
+        else:
+            products = self.rewrite_all(ready, states)
+        if self.clip is not None and products:
+            parts = [products[name] * rates[id(view.weight)] ** 2 for name, view in ready.items()]
+            factor = kl_factor(torch.stack([part.to(parts[0]) for part in parts]), self.clip)
+            for view in ready.values():
+                view.scale(factor.to(view.weight.device))
+
+    def rewrite_all(self, views: dict[str, View], states: dict[str, State]) -> dict[str, Tensor]:
+        """Rewrite every gradient here; its product with the result, by layer."""
         blocks = {name: view.block() for name, view in views.items() if view.scattered}
         products: dict[str, Tensor] = {}
         together: dict[str, Blockwise] = {}
         for name, view in views.items():
             block = blocks.get(name) if self.method.blockwise else None
             if block is None:
-                products[name] = self.rewrite_whole(view, states[name])
+                grad = view.matrix()  # [G, o, i]
+                products[name] = self.write(view, self.improve(view, states[name], grad), grad)
             else:
                 together[name] = self.rewrite_block(view, states[name], block)
         groups = {name: views[name].block_groups() for name in together}
-        products |= run_together(together, partial(exchange_shares, groups=groups))
-        if self.clip is not None and products:
-            parts = [products[name] * rates[id(view.weight)] ** 2 for name, view in views.items()]
-            factor = kl_factor(torch.stack([part.to(parts[0]) for part in parts]), self.clip)
-            for view in views.values():
-                view.scale(factor.to(view.weight.device))
+        return products | run_together(together, partial(exchange_shares, groups=groups))
 
-    def rewrite_whole(self, view: View, state: State) -> Tensor:
-        """Rewrite a gradient; its product with the result, if that is needed, else nothing."""
-        grad = view.matrix()  # [G, o, i]
+    def rewrite_divided(
+        self, views: dict[str, View], states: dict[str, State]
+    ) -> dict[str, Tensor]:
+        """Rewrite the gradients of the layers held here, and take the others' from their holders.
+
+        What crosses is of all layers, with a gradient or not, so that it fits together.
+        """
+        grads = {
+            name: blank_matrix(view) if view.gradient() is None else view.matrix()
+            for name, view in views.items()
+        }
+        own = dict(grads)
+        for name in filter(self.ownership.holds, views):
+            own[name] = self.improve(views[name], states[name], grads[name])
+        return {
+            name: self.write(views[name], update, grads[name])
+            for name, update in self.ownership.complete(own).items()
+            if views[name].gradient() is not None
+        }
+
+    def improve(self, view: View, state: State, grad: Tensor) -> Tensor:
+        """A gradient [G, o, i] preconditioned and rescaled."""
         update = self.method.precondition(state, grad).to(grad.dtype)
-        update = self.scale(view.present(update), grad, None, entries(view))
+        return self.scale(view.present(update), grad, None, entries(view))
+
+    def write(self, view: View, update: Tensor, grad: Tensor) -> Tensor:
+        """Write the result; its product with the gradient, if that is needed, else nothing."""
         product = self.product(update, grad)
         view.write(update)  # which may be what `grad` is a view of
         return product

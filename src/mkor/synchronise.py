@@ -16,35 +16,61 @@ from torch import Tensor
 
 from mkor.blocks import Shares
 from mkor.capture.views import View
-from mkor.distributed import comm
+from mkor.distributed import comm, triangle
 from mkor.distributed.bucket import gather_flat, reduce_flat
-from mkor.methods.base import Exchange, Seen
+from mkor.messages import Exchange, Owned
+from mkor.methods.base import Seen
+from mkor.ownership import Ownership
 
 Groups = tuple[Any, ...]
 Message = TypeVar("Message")
 Result = TypeVar("Result")
+Answers = dict[str, dict[str, Tensor]]
 
 
-def exchange(
-    messages: dict[str, Exchange], wire_dtype: torch.dtype | None = None
-) -> dict[str, dict[str, Tensor]]:
+def answer(
+    messages: dict[str, Exchange | Owned], ownership: Ownership, wire_dtype: torch.dtype | None
+) -> Answers:
+    """Answer one round of all layers' messages, except of layers that end here on this worker."""
+    exchanges = {n: m for n, m in messages.items() if isinstance(m, Exchange)}
+    answers = exchange(exchanges, wire_dtype)
+    for name, message in exchanges.items():
+        if message.last and not ownership.holds(name):
+            del answers[name]
+    return answers | ownership.share({n: m for n, m in messages.items() if isinstance(m, Owned)})
+
+
+def exchange(messages: dict[str, Exchange], wire_dtype: torch.dtype | None) -> Answers:
     """Combine one round of all layers' messages over workers, in flat buckets."""
     workers = comm.world_size()
     if workers == 1:
         return {n: {**m.sum, **m.mean, **m.gather} for n, m in messages.items()}
-    out: dict[str, dict[str, Tensor]] = {name: {} for name in messages}
+    out: Answers = {name: {} for name in messages}
     keys = [(name, key) for name, m in messages.items() for key in (*m.sum, *m.mean)]
-    tensors = [
-        messages[n].sum[key] if key in messages[n].sum else messages[n].mean[key] / workers
-        for n, key in keys
-    ]
-    reduced = reduce_flat(tensors, comm.all_reduce_sum, wire_dtype)
-    keys += [(name, key) for name, m in messages.items() for key in m.gather]
-    rows = [tensor for message in messages.values() for tensor in message.gather.values()]
+    tensors = [outgoing(messages[name], key, workers) for name, key in keys]
+    totals = reduce_flat(tensors, comm.all_reduce_sum, wire_dtype)
+    for (name, key), total in zip(keys, totals, strict=True):
+        out[name][key] = incoming(messages[name], key, total)
+    keys = [(name, key) for name, m in messages.items() for key in m.gather]
+    rows = [messages[name].gather[key] for name, key in keys]
     gathered = gather_flat(rows, comm.all_gather_counts, comm.all_gather_vectors, wire_dtype)
-    for (name, key), tensor in zip(keys, reduced + gathered, strict=True):
+    for (name, key), tensor in zip(keys, gathered, strict=True):
         out[name][key] = tensor
     return out
+
+
+def outgoing(message: Exchange, key: str, workers: int) -> Tensor:
+    """A tensor as it is added up: means by their share, symmetric matrices by their triangle."""
+    if key in message.mean:
+        return message.mean[key] / workers
+    return triangle.pack(message.sum[key]) if key in message.symmetric else message.sum[key]
+
+
+def incoming(message: Exchange, key: str, total: Tensor) -> Tensor:
+    """The tensor itself from what was added up."""
+    if key not in message.symmetric:
+        return total
+    return triangle.unpack(total, message.sum[key].shape[-1])
 
 
 def exchange_shares(
@@ -108,8 +134,9 @@ def run_together(
 ) -> dict[str, Result]:
     """Run generators in lock-step, one exchange for all of them a round; their results by name.
 
-    A worker that is alone runs one after the other: then the messages of one layer are held at a
-    time, which may be as large as its factors.
+    A generator that gets no answer ends there, without a result. A worker that is alone runs one
+    after the other: then the messages of one layer are held at a time, which may be as large as its
+    factors.
     """
     if comm.world_size() == 1 and len(updates) > 1:
         return {n: run_together({n: update}, exchange)[n] for n, update in updates.items()}

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mkor.checks import counted, is_count, one_of, positive, require, scheduled, share
+from mkor.checks import (
+    counted,
+    is_count,
+    is_number,
+    one_of,
+    positive,
+    require,
+    scheduled,
+    share,
+)
 from mkor.distributed.comm import is_sharded
 from mkor.distributed.sharded import is_fsdp
 from mkor.hybrid import HybridSwitch
@@ -39,6 +48,10 @@ def common_options(options: dict[str, Any]) -> dict[str, Any]:
         clip = scheduled("kl_clip", clip, positive, "positive and finite, or None")
     one_of("on_nonfinite", options["on_nonfinite"], ("skip", "reset", "raise"))
     one_of("wire_dtype", options["wire_dtype"], WIRE_DTYPES)
+    options = {"grad_worker_fraction": 1.0, **options}
+    part = options["grad_worker_fraction"]
+    good = is_number(part) and 0 < part <= 1
+    require("grad_worker_fraction", part, good, "above 0 and at most 1")
     hybrid = options["hybrid"]
     if not isinstance(hybrid, HybridSwitch | None):
         got = "the class" if hybrid is HybridSwitch else type(hybrid).__name__
@@ -107,6 +120,15 @@ def check_sharding(model: nn.Module) -> None:
                 "layers are not supported, because a worker sees a part of their rows; use "
                 "fully_shard or DistributedDataParallel on the unsharded model"
             )
+
+
+def check_division(model: nn.Module, part: float) -> None:
+    """Refuse to divide layers whose parameters are spread over workers themselves."""
+    if part < 1 and any(is_sharded(parameter) for parameter in model.parameters()):
+        raise ValueError(
+            f"grad_worker_fraction={part} divides layers among workers, but the model's parameters "
+            "are sharded (FSDP2): leave it at 1, or use DistributedDataParallel"
+        )
 
 
 def is_a(thing: object, name: str) -> bool:

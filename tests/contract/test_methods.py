@@ -8,8 +8,9 @@ import torch
 
 from method_cases import CASES, method_of
 from method_driver import LayerShape, combined, finish, init, random_seen, run_update
+from mkor.messages import Exchange, Owned
 from mkor.methods import METHODS
-from mkor.methods.base import EVENTS, Exchange, Method, Rows, Sums
+from mkor.methods.base import EVENTS, Method, Rows, Sums
 
 SHAPES = [LayerShape(1, 4, 5), LayerShape(3, 2, 4)]
 PARAMETERS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -216,6 +217,15 @@ def test_a_bias_gradient_serves_as_the_output_side(case, shape):
     assert not equal(factors(state), factors(init(method, shape)))
 
 
+def added(mine, theirs):
+    """What two workers get back for their messages."""
+    answers = {key: value + combined(theirs)[key] for key, value in combined(mine).items()}
+    answers |= {key: answers[key] / 2 for key in mine.mean}
+    return answers | {
+        key: torch.cat([value, theirs.gather[key]], dim=1) for key, value in mine.gather.items()
+    }
+
+
 @cases
 @shapes
 def test_what_crosses_workers_decides_the_update(case, shape):
@@ -229,14 +239,7 @@ def test_what_crosses_workers_decides_the_update(case, shape):
     there = method.update(trained(method, shape), other)
     mine, theirs = next(here), next(there)
     while True:
-        answers = {}
-        for key, value in combined(mine).items():
-            other = combined(theirs)[key]
-            answers[key] = value + other
-            if key in mine.mean:
-                answers[key] = (value + other) / 2
-            if key in mine.gather:
-                answers[key] = torch.cat([value, other], dim=1)
+        answers = mine.compute() if isinstance(mine, Owned) else added(mine, theirs)
         states = []
         for generator in (here, there):
             try:

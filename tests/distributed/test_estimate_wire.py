@@ -14,10 +14,23 @@ CASES = {
     **CASES,
     "kfac bfloat16 on the wire": (mkor.KFAC, {"wire_dtype": torch.bfloat16}),
     "hylo bfloat16 on the wire": (mkor.HyLo, {"sampling": "kis", "wire_dtype": torch.bfloat16}),
+    "kfac memory": (mkor.KFAC, {"grad_worker_fraction": 0.01}),
+    "kfac inverse half": (mkor.KFAC, {"solver": "inverse", "grad_worker_fraction": 0.5}),
+    "mkor memory": (mkor.MKOR, {"grad_worker_fraction": 0.01}),
 }
+DIVIDED = ["kfac memory", "kfac inverse half", "mkor memory"]
 SAME_WIRE = ("reset", "paper", "reference", "plain", "raw")
 ON_WIRE = [name for name in CASES if not name.endswith(SAME_WIRE)]
-ON_FOUR = ["mkor", "mkor lowrank sketch", "kfac inverse", "eva", "kbfgs", "sngd", "hylo kid"]
+ON_FOUR = [
+    "mkor",
+    "mkor lowrank sketch",
+    "kfac inverse",
+    "eva",
+    "kbfgs",
+    "sngd",
+    "hylo kid",
+    *DIVIDED,
+]
 
 
 class Net(nn.Module):
@@ -73,8 +86,14 @@ def test_bytes_are_those_of_the_collectives_and_of_the_state(tmp_path, workers, 
         cls, options = CASES[name]
         told = mkor.estimate(Net(), cls, rows=ROWS, workers=workers, **options)
         assert (told.wire == 0) is alone
-        for calls, state in (rank[name] for rank in found):
-            counts = [(kinds[kind], size) for kind, size in calls]
-            assert counts == [(c.kind, c.bytes) for c in told.updates[0].collectives], name
-            assert state == {layer.name: layer.bytes for layer in told.layers}, name
-        assert told.wire == sum(layer.wire for layer in told.layers), name
+        collectives = told.updates[0].collectives + told.step_collectives
+        expected = [(c.kind, c.bytes) for c in collectives]
+        counts = [[(kinds[kind], size) for kind, size in rank[name][0]] for rank in found]
+        assert all(len(own) == len(expected) for own in counts), name
+        assert [max(column) for column in zip(*counts, strict=True)] == expected, name
+        assert tuple(sum(rank[name][1].values()) for rank in found) == told.bytes_by_worker, name
+        kept = {layer.name: layer.bytes for layer in told.layers}
+        for _, state in (rank[name] for rank in found):
+            assert all(size in {0, kept[layer]} for layer, size in state.items()), name
+        if name not in DIVIDED:
+            assert counts == [expected] * workers and found[-1][name][1] == kept, name

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mkor.capture.discover import Layer
 from mkor.capture.folds import bias_tells, input_shape, output_shape
+from mkor.capture.views import View
 from mkor.methods.base import Kind, LayerShape, Moment, Rows, Seen, Sketch, wide
 
 
@@ -43,6 +44,13 @@ def blank(
         return seen
     sums = zeros((shape.stack, shape.outputs))
     return replace(seen, shown=sums, true=sums)
+
+
+def blank_matrix(view: View) -> Tensor:
+    """A gradient of zeros as `view.matrix` gives it, [G, o, i]."""
+    shape, weight = view.shape, view.weight
+    size = (shape.stack, shape.outputs, shape.inputs)
+    return torch.zeros(size, dtype=wide(weight.dtype), device=weight.device)
 
 
 def blank_rows(shape: LayerShape, kind: Rows, norm: Tensor, rows: int) -> Seen:

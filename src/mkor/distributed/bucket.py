@@ -76,6 +76,56 @@ def gather_flat(
     return out
 
 
+def spread_flat(
+    tensors: list[Tensor],
+    sources: list[int],
+    own: int,
+    members: int,
+    reduce: Callable[[Tensor], Tensor],
+    gather: Callable[[Tensor, list[int]], list[Tensor]],
+) -> list[Tensor]:
+    """Bring tensors that one worker each has to all, through one flat buffer a device.
+
+    Args:
+        tensors: What this worker has, and of the others' any of the same shape, dtype and device.
+        sources: The worker that has it, for each tensor.
+        own: This worker.
+        members: Number of workers.
+        reduce: Adds flat tensors up.
+        gather: Gathers vectors of known lengths, by worker.
+
+    Returns:
+        The tensors as their workers have them.
+    """
+    out: list[Tensor] = list(tensors)
+    for where in dict.fromkeys(tensor.device for tensor in tensors):
+        index = [i for i, tensor in enumerate(tensors) if tensor.device == where]
+        index.sort(key=sources.__getitem__)
+        dtype = widest([tensors[i].dtype for i in index])
+        lengths = [0] * members
+        for i in index:
+            lengths[sources[i]] += tensors[i].numel()
+        mine = [tensors[i].reshape(-1).to(dtype) for i in index if sources[i] == own]
+        flat = torch.cat([torch.empty(0, dtype=dtype, device=where), *mine])
+        if gathers(lengths):
+            flat = torch.cat(gather(flat, lengths))
+        else:
+            before, after = sum(lengths[:own]), sum(lengths[own + 1 :])
+            flat = reduce(torch.nn.functional.pad(flat, (before, after)))
+        parts = flat.split([tensors[i].numel() for i in index])
+        for i, part in zip(index, parts, strict=True):
+            out[i] = part.view(tensors[i].shape).to(tensors[i].dtype)
+    return out
+
+
+def gathers(lengths: list[int]) -> bool:
+    """Whether vectors of these lengths are best gathered, or else added up with zeros between.
+
+    Gathered ones are padded to the longest; a sum is sent twice.
+    """
+    return len(lengths) * max(lengths) <= 2 * sum(lengths)
+
+
 def widest(dtypes: list[torch.dtype]) -> torch.dtype:
     """The dtype that holds them all."""
     out = dtypes[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,10 +21,37 @@ def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
 
 
-def all_reduce_sum(flat: Tensor) -> Tensor:
-    """Sum a flat tensor over workers, in place; returned as it is on one worker."""
+@dataclass(frozen=True)
+class Group:
+    """Workers that exchange among themselves, this one among them.
+
+    Attributes:
+        ranks: Their numbers.
+        handle: torch's process group; None for that of all workers, or where this one is alone.
+    """
+
+    ranks: tuple[int, ...]
+    handle: Any = None
+
+
+@functools.cache
+def _groups(ranks: tuple[tuple[int, ...], ...], world: object) -> Any:
+    del world  # groups end with the one that they are part of
+    return dist.new_subgroups_by_enumeration([list(own) for own in ranks])[0]
+
+
+def group_of(ranks: list[list[int]]) -> Group:
+    """The group among `ranks` that this worker is in; all workers must ask alike."""
+    own = next(tuple(members) for members in ranks if rank() in members)
+    if len(own) in {1, world_size()}:
+        return Group(own)
+    return Group(own, _groups(tuple(map(tuple, ranks)), dist.group.WORLD))
+
+
+def all_reduce_sum(flat: Tensor, group: Group | None = None) -> Tensor:
+    """Sum a flat tensor over the workers of a group, in place; as it is on one worker."""
     if world_size() > 1:
-        dist.all_reduce(flat)
+        dist.all_reduce(flat, group=None if group is None else group.handle)
     return flat
 
 
@@ -41,13 +70,15 @@ def all_reduce_ends(flat: Tensor) -> tuple[Tensor, Tensor]:
     return both[0], ~both[1]
 
 
-def all_gather_vectors(flat: Tensor, lengths: list[int]) -> list[Tensor]:
-    """The vectors [lengths[w]] of all workers w, of which `flat` is this one's."""
+def all_gather_vectors(
+    flat: Tensor, lengths: list[int], group: Group | None = None
+) -> list[Tensor]:
+    """The vectors [lengths[w]] of all workers w of a group, of which `flat` is this one's."""
     longest = max(lengths)
     padded = flat.new_zeros(longest)
     padded[: flat.numel()] = flat
     out = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(out, padded)
+    dist.all_gather(out, padded, group=None if group is None else group.handle)
     return [vector[:length] for vector, length in zip(out, lengths, strict=True)]
 
 
@@ -57,6 +88,13 @@ def all_gather_counts(counts: list[int], device: torch.device | None) -> list[li
     out = [torch.empty_like(own) for _ in range(world_size())]
     dist.all_gather(out, own)
     return [tensor.tolist() for tensor in out]
+
+
+def broadcast_object(thing: Any, source: int, group: Group) -> Any:
+    """What the worker `source` has, on all workers of its group; pickled on the way."""
+    box = [thing]
+    dist.broadcast_object_list(box, source, group=group.handle)
+    return box[0]
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -11,6 +11,8 @@ a hook, a parameter or a process group. The engine drives it through these calls
    time tensors must cross workers, is resumed with the combined tensors, and returns the new
    state. The engine runs the generators of all layers to their yield, moves everything in one
    flat bucket, and resumes them: an update reads top to bottom, yet costs one collective a round.
+   A worker that doesn't hold a layer runs its update up to the `last` exchange, on a state without
+   memory. What is too dear to be computed everywhere is yielded as `Owned`.
 5. `precondition` maps a gradient matrix to its preconditioned form and changes nothing.
 6. `revisit`, for a method with `second_pass`, is a second update: the same batch is evaluated
    again after the base's step, and what it shows arrives here.
@@ -33,6 +35,7 @@ import torch
 from torch import Tensor
 
 from mkor.blocks import Block, Blockwise
+from mkor.messages import Exchange, Owned
 
 State = dict[str, Tensor]
 
@@ -167,22 +170,7 @@ class Seen:
     kept: dict[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """Tensors that must cross workers before an update can go on.
-
-    Attributes:
-        sum: Tensors added over workers.
-        mean: Tensors averaged over workers.
-        gather: Tensors [G, m, …] concatenated along m over workers, whose m may differ.
-    """
-
-    sum: dict[str, Tensor] = field(default_factory=dict)
-    mean: dict[str, Tensor] = field(default_factory=dict)
-    gather: dict[str, Tensor] = field(default_factory=dict)
-
-
-Update = Generator[Exchange, dict[str, Tensor], State]
+Update = Generator[Exchange | Owned, dict[str, Tensor], State]
 Self = TypeVar("Self", bound="Method")
 
 
@@ -279,6 +267,10 @@ class Method(ABC):
     @abstractmethod
     def bytes(self, shape: LayerShape, parameters: torch.dtype) -> int:
         """Bytes of the state `init` returns, known from the shape alone."""
+
+    def cost(self, shape: LayerShape) -> float:
+        """Work of a layer in proportion to others', by which layers are shared out to workers."""
+        return shape.stack * (shape.outputs**2 + shape.inputs**2)
 
     @abstractmethod
     def update(self, state: State, seen: Seen) -> Update:

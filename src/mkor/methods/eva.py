@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from mkor.blocks import Block, Blockwise, Shares, columns_of, counted, rows_of
+from mkor.messages import Exchange
 from mkor.methods.base import (
     EVENTS,
-    Exchange,
     Kind,
     LayerShape,
     Method,
@@ -89,7 +89,7 @@ class EvaMethod(Method):
     def update(self, state: State, seen: Seen) -> Update:
         """Average ā and ḡ over workers and fold them into their moving averages."""
         sums = {"inputs": seen.inputs, "rows": seen.rows}
-        shared = yield Exchange(sum=sums, mean=gradient_messages(seen))
+        shared = yield Exchange(sum=sums, mean=gradient_messages(seen), last=True)
         rows = shared["rows"].sum()
         inputs = shared["inputs"].sum(dim=1) / rows  # ā, [G, i]
         return self._fold(state, inputs, mean_gradient(seen, shared), rows > 0)

@@ -32,7 +32,8 @@ from torch import Tensor
 
 from mkor.blocks import Block, Blockwise
 from mkor.factors import interpolative, rows
-from mkor.methods.base import EVENTS, Exchange, LayerShape, Method, Rows, Seen, State, Update, wide
+from mkor.messages import Exchange
+from mkor.methods.base import EVENTS, LayerShape, Method, Rows, Seen, State, Update, wide
 from mkor.methods.statistics import loss_scale
 
 
@@ -80,6 +81,10 @@ class SNGDMethod(Method):
         """Bytes before the first update: a damping and the counters. The rows come with a batch."""
         return self.dtype(parameters).itemsize * shape.stack + 8 * len(EVENTS)
 
+    def cost(self, shape: LayerShape) -> float:
+        """What is kept of a row."""
+        return shape.stack * (shape.outputs + shape.inputs)
+
     def update(self, state: State, seen: Seen) -> Update:
         """Gather the rows of all workers, in one scale, and factorise their kernel."""
         shown = {} if seen.shown is None else {"shown": seen.shown}
@@ -87,7 +92,8 @@ class SNGDMethod(Method):
         outputs = seen.grads * rows.unit(seen.rows, told["rows"]).to(seen.grads)
         if seen.shown is not None and seen.true is not None:
             outputs *= loss_scale(told["shown"], seen.true)
-        every = yield Exchange(gather={"inputs": seen.inputs, "outputs": outputs, **seen.kept})
+        rows_seen = {"inputs": seen.inputs, "outputs": outputs, **seen.kept}
+        every = yield Exchange(gather=rows_seen, last=True)
         if not every["inputs"].shape[1]:
             return state
         prior = None

@@ -30,9 +30,9 @@ from torch import Tensor
 
 from mkor.factors import bfgs, covariance, dense, pairs
 from mkor.linalg import apply_factor, sandwich
+from mkor.messages import Exchange
 from mkor.methods.base import (
     EVENTS,
-    Exchange,
     Kind,
     LayerShape,
     Method,
@@ -137,7 +137,9 @@ class KBFGSMethod(Method):
         """The first pass: fold the inputs into A and H_a, and keep what the second compares."""
         sums = {"rows": seen.rows, "input_sums": input_sums(seen)}
         sums |= {"inputs": seen.inputs} if "moment" in state else {}
-        shared = yield Exchange(sum=sums, mean=gradient_messages(seen))
+        squares = ("inputs",) if "moment" in state else ()
+        messages = gradient_messages(seen)
+        shared = yield Exchange(sum=sums, mean=messages, symmetric=squares, last=True)
         rows = shared["rows"].sum()
         means = shared["input_sums"] / rows  # ā, [G, i]
         if "moment" in state:
@@ -155,7 +157,7 @@ class KBFGSMethod(Method):
         sums = {"rows": seen.rows, "input_sums": input_sums(seen)}
         same = torch.ones_like(seen.rows) if seen.same is None else seen.same.to(seen.rows)[None]
         sums["strayed"] = 1 - same
-        shared = yield Exchange(sum=sums, mean=gradient_messages(seen))
+        shared = yield Exchange(sum=sums, mean=gradient_messages(seen), last=True)
         rows = shared["rows"].sum()
         outputs = outputs_of(seen, shared["input_sums"] / rows)
         s = outputs - state["mean_outputs"]  # [G, o]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -25,9 +26,9 @@ from torch import Tensor
 from mkor.factors import covariance
 from mkor.factors.dense import identity
 from mkor.linalg import sandwich
+from mkor.messages import Exchange, Owned
 from mkor.methods.base import (
     EVENTS,
-    Exchange,
     LayerShape,
     Method,
     Moment,
@@ -118,6 +119,10 @@ class KFACMethod(Method):
         )
         return self.dtype(parameters).itemsize * shape.stack * numbers + 8 * len(EVENTS)
 
+    def cost(self, shape: LayerShape) -> float:
+        """Decompositions take the cube of a side."""
+        return shape.stack * sum(length**3 for length in self._factors(shape).values())
+
     def update(self, state: State, seen: Seen) -> Update:
         """Average the covariances over workers and into the running ones; decompose where due.
 
@@ -129,7 +134,9 @@ class KFACMethod(Method):
             sums["outputs"] = seen.grads * samples.square()
         if "inputs" in state:
             sums["inputs"] = seen.inputs
-        shared = yield Exchange(sum=sums, mean={} if seen.shown is None else {"shown": seen.shown})
+        shown = {} if seen.shown is None else {"shown": seen.shown}
+        squares = tuple(side for side in ("outputs", "inputs") if side in sums)
+        shared = yield Exchange(sum=sums, mean=shown, symmetric=squares, last=True)
         gains = {
             "outputs": output_gain(shared, seen.true),
             "inputs": shared["rows"].clamp_min(1).reciprocal(),
@@ -141,7 +148,8 @@ class KFACMethod(Method):
             if side in state
         }
         if self.refresh:
-            self._decompose(state, taken)
+            found = yield self._decomposition(state)
+            self._renew(state, found, taken)
         return state
 
     def precondition(self, state: State, grad: Tensor) -> Tensor:
@@ -182,26 +190,47 @@ class KFACMethod(Method):
             state[f"{side}_values"].masked_fill_(where[:, None], 1)
         count(state, resets=where)
 
-    def _decompose(self, state: State, taken: dict[str, Tensor]) -> None:
-        """Renew the eigenpairs or inverses of what was taken in; the last stay where that fails."""
+    def _decomposition(self, state: State) -> Owned:
+        """The eigenpairs or inverses of both sides, for one worker to find."""
+        parts = [f"{side}_{part}" for side in self._sides(state) for part in SOLVERS[self.solver]]
+        like = {key: state[key] for key in parts}
+        like |= {f"{side}_sound": state[f"{side}_weight"] for side in self._sides(state)}
+        symmetric = tuple(key for key in parts if key.endswith("_inverse"))
+        return Owned(partial(self._decompose, state), like, symmetric)
+
+    def _decompose(self, state: State) -> dict[str, Tensor]:
+        """The eigenpairs or inverses of both sides, and whether they are sound, as numbers."""
         damping = self._dampings(state) if self.solver == "inverse" else {}
-        for side, where in taken.items():
+        out: dict[str, Tensor] = {}
+        for side in self._sides(state):
             total, mass = state[side], state[f"{side}_weight"]
             dtype = self.inverse_dtype or wide(total.dtype)
             if self.solver == "inverse":
                 inverse, sound = covariance.inverse(total, mass, damping[side], dtype)
-                found = {"inverse": inverse}
+                found = {"inverse": inverse, "sound": sound}
             else:
                 values, vectors, sound = covariance.eigen(total, mass, dtype)
-                found = {"vectors": vectors, "values": values}
-            for part, tensor in found.items():
-                covariance.replace_(state[f"{side}_{part}"], tensor, where & sound)
+                found = {"vectors": vectors, "values": values, "sound": sound}
+            out |= {f"{side}_{part}": tensor.to(total.dtype) for part, tensor in found.items()}
+        return out
+
+    def _renew(self, state: State, found: dict[str, Tensor], taken: dict[str, Tensor]) -> None:
+        """Take what was found for what was taken in; the last stay where nothing sound was."""
+        for side, where in taken.items():
+            sound = found[f"{side}_sound"] > 0
+            for part in SOLVERS[self.solver]:
+                key = f"{side}_{part}"
+                covariance.replace_(state[key], found[key], where & sound)
             count(state, rejected=where & ~sound)
+
+    def _sides(self, state: State) -> list[str]:
+        """The sides that have a factor."""
+        return [side for side in ("outputs", "inputs") if side in state]
 
     def _dampings(self, state: State) -> dict[str, Tensor | float]:
         """The damping of each side's inverse; λ itself for a side that is alone."""
         damping = cast(float, self.damping)
-        sides = [side for side in ("outputs", "inputs") if side in state]
+        sides = self._sides(state)
         if self.damping_split == "plain" or len(sides) == 1:
             return dict.fromkeys(sides, damping)
         means = [

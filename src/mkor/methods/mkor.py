@@ -29,9 +29,9 @@ from mkor.factors import dense, thin
 from mkor.factors.lowrank import LowRank
 from mkor.factors.window import Window
 from mkor.linalg import sandwich
+from mkor.messages import Exchange
 from mkor.methods.base import (
     EVENTS,
-    Exchange,
     Kind,
     LayerShape,
     Method,
@@ -127,7 +127,7 @@ class MKORMethod(Method):
     def update(self, state: State, seen: Seen) -> Update:
         """Algorithm 1, lines 2-8: average the vectors over workers, fold them into the inverses."""
         sums, means = self._messages(seen)
-        shared = yield Exchange(sum=sums, mean=means)
+        shared = yield Exchange(sum=sums, mean=means, last=True)
         inputs, outputs = self._vectors(seen, shared)  # [G, i, r], [G, o, q]
         present = shared["rows"].sum() > 0
         if "inputs" in state:

@@ -47,6 +47,7 @@ class HyLo(Preconditioner):
         factor_update_steps: int | Callable[[int], int] = 10,
         warmup_steps: int = 10,
         damping: Schedule = 1.0,
+        grad_worker_fraction: float = 1.0,
         rescale: str | None = "gradient",
         kl_clip: Schedule | None = None,
         skip: Sequence[str] = (),
@@ -76,6 +77,9 @@ class HyLo(Preconditioner):
             warmup_steps: Steps at the start that all update the rows.
             damping: Added to the curvature (μ), in its own scale: that of squared gradients of
                 single rows.
+            grad_worker_fraction: Fraction of the workers that hold a layer and precondition its
+                gradient, rounded up to a divisor of their number. Below 1, state is divided,
+                gradients cross in every step, and every worker must call `state_dict`.
             rescale: "gradient" keeps the norm of each layer's gradient, None keeps the result.
             kl_clip: Bound κ on Σ lr²⟨V, ∇W⟩ over all layers: updates V are scaled by
                 √(κ/|Σ lr²⟨V, ∇W⟩|) where that is below 1; None leaves them.
@@ -127,6 +131,7 @@ class HyLo(Preconditioner):
             skip=skip,
             wire_dtype=wire_dtype,
             on_nonfinite=on_nonfinite,
+            grad_worker_fraction=grad_worker_fraction,
             hybrid=hybrid,
             agreement_steps=agreement_steps,
         )

@@ -61,6 +61,7 @@ class KBFGS(Preconditioner):
         pair_decay: float = 0.9,
         damping: Schedule = 0.3,
         memory: int | None = None,
+        grad_worker_fraction: float = 1.0,
         rescale: str | None = None,
         kl_clip: Schedule | None = 0.001,
         skip: Sequence[str] = (),
@@ -90,6 +91,9 @@ class KBFGS(Preconditioner):
                 pair of the output side is given. It is absolute, so it fits a mean loss.
             memory: Number of pairs (s, y) that stand for the output side's factor, whose matrix is
                 then never formed: 2·memory·d_out numbers in place of d_out². None keeps the matrix.
+            grad_worker_fraction: Fraction of the workers that hold a layer and precondition its
+                gradient, rounded up to a divisor of their number. Below 1, state is divided,
+                gradients cross in every step, and every worker must call `state_dict`.
             rescale: "gradient" keeps the norm of the gradient, None keeps the result.
             kl_clip: Bound κ on Σ lr²⟨V, ∇W⟩ over all layers: updates V are scaled by
                 √(κ/|Σ lr²⟨V, ∇W⟩|) where that is below 1; None leaves them, as the authors do.
@@ -141,6 +145,7 @@ class KBFGS(Preconditioner):
             skip=skip,
             wire_dtype=wire_dtype,
             on_nonfinite=on_nonfinite,
+            grad_worker_fraction=grad_worker_fraction,
             hybrid=hybrid,
             agreement_steps=agreement_steps,
         )

@@ -12,7 +12,6 @@ from mkor.checks import (
     Schedule,
     counted,
     is_count,
-    is_number,
     one_of,
     positive,
     require,
@@ -89,8 +88,11 @@ class KFAC(Preconditioner):
             weight_sharing: What a row is where a weight is used at several places of a sample, as
                 over tokens: "expand" takes each place as a row, "reduce" one row a sample
                 (KFAC-expand and KFAC-reduce).
-            grad_worker_fraction: Fraction of the workers that hold the inverse of a layer, above 0
-                and at most 1. It has no effect yet: every worker computes every inverse, as with 1.
+            grad_worker_fraction: Fraction of the workers that hold a layer and precondition its
+                gradient, rounded up to a divisor of their number: 1 (KAISA's COMM-OPT) down to one
+                worker (MEM-OPT). One worker decomposes a layer's factors and sends them to those.
+                Below 1, state is divided, gradients cross in every step, and every worker must
+                call `state_dict`.
             rescale: None keeps the result, "gradient" gives it the norm of the gradient.
             kl_clip: Bound κ on Σ lr²⟨V, ∇W⟩ over all layers: updates V are scaled by
                 √(κ/|Σ lr²⟨V, ∇W⟩|) where that is below 1; None leaves them.
@@ -118,8 +120,7 @@ class KFAC(Preconditioner):
         factor_decay = weighted("factor_decay", factor_decay)
         damping = scheduled("damping", damping, positive, "positive and finite")
         require("max_dim", max_dim, is_count(max_dim, 1), "an integer of at least 1")
-        check_use(solver, damping_split, grad_worker_fraction)
-        inverse_update_steps = counted("inverse_update_steps", inverse_update_steps)
+        check_use(solver, damping_split)
         method = KFACMethod(
             solver=solver,
             decay=factor_decay,
@@ -127,7 +128,7 @@ class KFAC(Preconditioner):
             damping_split=damping_split,
             weight_sharing=weight_sharing,
             factor_update_steps=factor_update_steps,
-            inverse_update_steps=inverse_update_steps,
+            inverse_update_steps=counted("inverse_update_steps", inverse_update_steps),
             warmup_steps=warmup_steps,
             max_dim=max_dim,
             state_dtype=state_dtype,
@@ -145,6 +146,7 @@ class KFAC(Preconditioner):
             skip=skip,
             wire_dtype=wire_dtype,
             on_nonfinite=on_nonfinite,
+            grad_worker_fraction=grad_worker_fraction,
             hybrid=hybrid,
             agreement_steps=agreement_steps,
         )
@@ -163,12 +165,10 @@ def check_dtypes(state: object, inverse: object) -> None:
     one_of("inverse_dtype", inverse, INVERSE_DTYPES)
 
 
-def check_use(solver: str, split: str, part: object) -> None:
-    """Refuse a split of the damping where there is one damping, and check who inverts."""
+def check_use(solver: str, split: str) -> None:
+    """Refuse a split of the damping where there is one damping."""
     if solver == "eigen" and split != "factored":
         raise ValueError(
             f"damping_split={split!r} has no effect with solver='eigen', which adds the damping to "
             "the product of both factors: leave it out, or choose solver='inverse'"
         )
-    good = is_number(part) and 0 < part <= 1  # type: ignore[operator]
-    require("grad_worker_fraction", part, good, "above 0 and at most 1")

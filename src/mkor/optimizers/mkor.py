@@ -71,6 +71,7 @@ class MKOR(Preconditioner):
         norm_limit: Schedule = 2.0,
         blend: Schedule = 0.95,
         momentum: Schedule | None = None,
+        grad_worker_fraction: float = 1.0,
         rescale: str | None = "gradient",
         kl_clip: Schedule | None = None,
         skip: Sequence[str] = (),
@@ -108,6 +109,9 @@ class MKOR(Preconditioner):
             norm_limit: Largest entry of an inverse before it is blended with the identity (ε);
                 "reference" resets it instead. The reciprocal guards against vanishing.
             blend: Weight of the inverse in that blend (ζ).
+            grad_worker_fraction: Fraction of the workers that hold a layer and precondition its
+                gradient, rounded up to a divisor of their number. Below 1, state is divided,
+                gradients cross in every step, and every worker must call `state_dict`.
             momentum: Decay β of a moving average of the gradient, whose Nesterov step is
                 preconditioned in place of the gradient; None for the gradient. The base then needs
                 no momentum of its own.
@@ -149,12 +153,10 @@ class MKOR(Preconditioner):
             "representation": representation,
             "power": power,
         }
-        check(options, window, rank)
-        count = {"dense": 0, "window": window, "lowrank": rank}[representation]
         super().__init__(
             model,
             base,
-            MKORMethod(**options, count=count),
+            MKORMethod(count=check(options, window, rank), **options),
             factor_update_steps=factor_update_steps,
             warmup_steps=warmup_steps,
             momentum=momentum,
@@ -163,15 +165,19 @@ class MKOR(Preconditioner):
             skip=skip,
             wire_dtype=wire_dtype,
             on_nonfinite=on_nonfinite,
+            grad_worker_fraction=grad_worker_fraction,
             hybrid=hybrid,
             agreement_steps=agreement_steps,
         )
 
 
-def check(options: dict[str, Any], window: int, rank: int) -> None:
+def check(options: dict[str, Any], window: int, rank: int) -> int:
     """Refuse options that are out of range, or that the representation makes no use of.
 
-    Functions of the step are replaced by ones that check themselves later.
+    Functions of the step are replaced in place by ones that check themselves later.
+
+    Returns:
+        Rows that the representation keeps a side.
     """
     one_of("rule", options["rule"], RULES)
     one_of("statistic", options["statistic"], ("mean", "sketch"))
@@ -197,6 +203,7 @@ def check(options: dict[str, Any], window: int, rank: int) -> None:
             f"vectors={options['vectors']} don't fit into window={window}: a window must hold at "
             "least one update"
         )
+    return {"dense": 0, "window": window, "lowrank": rank}[options["representation"]]
 
 
 def refuse_unused(options: dict[str, Any]) -> None:
