@@ -75,6 +75,12 @@ def _rival(model: nn.Module, lr: float, *, name: str, **options: Any) -> Optimiz
     return build(model, lr, **options)
 
 
+def _auto(model: nn.Module, lr: float, **options: Any) -> Optimizer:
+    from mkor import auto
+
+    return auto(model, lr, **options)
+
+
 def _wrapped(
     model: nn.Module,
     lr: float,
@@ -117,6 +123,7 @@ _ROWS = (
     OptimizerRow("lamb", "LAMB", _lamb, first_order=True),
     OptimizerRow("soap", "SOAP", partial(_rival, name="build_soap")),
     OptimizerRow("muon", "Muon, AdamW on the rest", partial(_rival, name="build_muon")),
+    OptimizerRow("auto", "MKOR on the momentum, AdamW on the rest", _auto, compared=True),
     replace(_on_sgd("mkor", "MKOR", "MKOR"), compared=True),
     OptimizerRow(
         "mkor-adamw",
