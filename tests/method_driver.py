@@ -2,7 +2,8 @@
 
 import torch
 
-from mkor.methods.base import EVENTS, Exchange, LayerShape, Moment, Owned, Rows, Seen, Sketch, Sums
+from mkor.messages import Exchange, Owned, Stacked
+from mkor.methods.base import EVENTS, LayerShape, Moment, Rows, Seen, Sketch, Sums
 
 __all__ = [
     "LayerShape",
@@ -31,6 +32,8 @@ def combined(message):
     """What one worker gets back for its own message."""
     if isinstance(message, Owned):
         return message.compute()
+    if isinstance(message, Stacked):
+        return message.function(message.state, message.given)
     assert isinstance(message, Exchange)
     return {**message.sum, **message.mean, **message.gather}
 

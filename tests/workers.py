@@ -2,7 +2,7 @@
 
 import torch
 
-from mkor.messages import Owned
+from mkor.messages import Owned, Stacked
 
 
 def together(generators):
@@ -10,12 +10,15 @@ def together(generators):
     messages = [next(generator) for generator in generators]
     while True:
         one = messages[0]
-        answers = one.compute() if isinstance(one, Owned) else combined(messages)
+        if isinstance(one, Stacked):
+            answers = [message.function(message.state, message.given) for message in messages]
+        else:
+            shared = one.compute() if isinstance(one, Owned) else combined(messages)
+            answers = [{key: t.clone() for key, t in shared.items()} for _ in generators]
         messages, results = [], []
-        for generator in generators:
+        for generator, answer in zip(generators, answers, strict=True):
             try:
-                copies = {key: tensor.clone() for key, tensor in answers.items()}
-                messages.append(generator.send(copies))
+                messages.append(generator.send(answer))
             except StopIteration as stop:
                 results.append(stop.value)
         if results:

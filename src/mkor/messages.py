@@ -1,4 +1,4 @@
-"""What an update yields: tensors that must cross workers before it can go on."""
+"""What an update yields: what must cross workers, or can be done for many layers at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
+
+Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,3 +42,19 @@ class Owned:
     compute: Callable[[], dict[str, Tensor]]
     like: dict[str, Tensor]
     symmetric: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """A function that may run for several layers at once.
+
+    Attributes:
+        function: Changes the first tensors in place by the second ones, and returns others. Each
+            has the leading dimension G, along which it works independently.
+        state: The tensors that it changes.
+        given: What it needs besides.
+    """
+
+    function: Callable[[Tensors, Tensors], Tensors]
+    state: Tensors
+    given: Tensors

@@ -18,12 +18,12 @@ from mkor.blocks import Shares
 from mkor.capture.views import View
 from mkor.distributed import comm, triangle
 from mkor.distributed.bucket import gather_flat, reduce_flat
-from mkor.messages import Exchange, Owned
+from mkor.messages import Exchange, Owned, Stacked
 from mkor.methods.base import Seen
 from mkor.ownership import Ownership
+from mkor.stacking import run_stacked
 
 Groups = tuple[Any, ...]
-Message = TypeVar("Message")
 Result = TypeVar("Result")
 Answers = dict[str, dict[str, Tensor]]
 
@@ -129,26 +129,39 @@ def complete(views: dict[str, View], seen: dict[str, Seen]) -> dict[str, Seen]:
 
 
 def run_together(
-    updates: dict[str, Generator[Message, dict[str, Tensor], Result]],
-    exchange: Callable[[dict[str, Message]], dict[str, dict[str, Tensor]]],
+    updates: dict[str, Generator[Any, dict[str, Tensor], Result]],
+    exchange: Callable[[dict[str, Any]], Answers],
 ) -> dict[str, Result]:
     """Run generators in lock-step, one exchange for all of them a round; their results by name.
 
-    A generator that gets no answer ends there, without a result. A worker that is alone runs one
-    after the other: then the messages of one layer are held at a time, which may be as large as its
-    factors.
+    A generator that gets no answer ends there, without a result. A worker that is alone answers
+    the messages of one layer after the other: then those of one are held at a time, which may be as
+    large as its factors. What is to be stacked waits for all layers.
     """
-    if comm.world_size() == 1 and len(updates) > 1:
-        return {n: run_together({n: update}, exchange)[n] for n, update in updates.items()}
     done: dict[str, Result] = {}
     answers: dict[str, dict[str, Tensor] | None] = dict.fromkeys(updates)
+    alone = exchange if comm.world_size() == 1 else None
     while answers:
-        waiting: dict[str, Message] = {}
+        messages: dict[str, Any] = {}
         for name, answer in answers.items():
             try:
-                update = updates[name]
-                waiting[name] = next(update) if answer is None else update.send(answer)
+                messages[name] = go_on(name, updates[name], answer, alone)
             except StopIteration as stop:
                 done[name] = stop.value
-        answers = dict(exchange(waiting)) if waiting else {}
+        stacked = {n: m for n, m in messages.items() if isinstance(m, Stacked)}
+        others = {n: m for n, m in messages.items() if n not in stacked}
+        answers = {**(exchange(others) if others else {}), **run_stacked(stacked)}
     return done
+
+
+def go_on(
+    name: str,
+    update: Generator[Any, dict[str, Tensor], Any],
+    answer: dict[str, Tensor] | None,
+    alone: Callable[[dict[str, Any]], Answers] | None,
+) -> Any:
+    """Resume a generator; the message that it then waits with, which `alone` can't answer."""
+    message = next(update) if answer is None else update.send(answer)
+    while alone is not None and not isinstance(message, Stacked):
+        message = update.send(alone({name: message})[name])
+    return message

@@ -11,7 +11,7 @@ from torch import Tensor
 from mkor.capture.blank import blank
 from mkor.capture.discover import Layer
 from mkor.flops import FlopCounter, fold_flops
-from mkor.messages import Exchange, Owned
+from mkor.messages import Exchange, Owned, Stacked
 from mkor.methods.base import Method, State, Update, wide
 
 META = torch.device("meta")
@@ -105,6 +105,9 @@ def drive(
             message = next(update) if answer is None else update.send(answer)
         except StopIteration as stop:
             return stop.value, owned
+        if isinstance(message, Stacked):
+            answer = message.function(message.state, message.given)
+            continue
         messages.append(message)
         if isinstance(message, Owned):
             before = counter.total

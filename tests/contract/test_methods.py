@@ -8,7 +8,7 @@ import torch
 
 from method_cases import CASES, method_of
 from method_driver import LayerShape, combined, finish, init, random_seen, run_update
-from mkor.messages import Exchange, Owned
+from mkor.messages import Exchange, Owned, Stacked
 from mkor.methods import METHODS
 from mkor.methods.base import EVENTS, Method, Rows, Sums
 
@@ -226,6 +226,14 @@ def added(mine, theirs):
     }
 
 
+def answers_of(mine, theirs):
+    """What two workers get for their messages: shared, unless each computes its own."""
+    if isinstance(mine, Stacked):
+        return combined(mine), combined(theirs)
+    answers = mine.compute() if isinstance(mine, Owned) else added(mine, theirs)
+    return answers, {key: tensor.clone() for key, tensor in answers.items()}
+
+
 @cases
 @shapes
 def test_what_crosses_workers_decides_the_update(case, shape):
@@ -239,11 +247,10 @@ def test_what_crosses_workers_decides_the_update(case, shape):
     there = method.update(trained(method, shape), other)
     mine, theirs = next(here), next(there)
     while True:
-        answers = mine.compute() if isinstance(mine, Owned) else added(mine, theirs)
         states = []
-        for generator in (here, there):
+        for generator, answer in zip((here, there), answers_of(mine, theirs), strict=True):
             try:
-                states.append(generator.send({key: t.clone() for key, t in answers.items()}))
+                states.append(generator.send(answer))
             except StopIteration as stop:
                 states.append(stop.value)
         if isinstance(states[0], dict):

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from mkor.blocks import Block, Blockwise
-from mkor.messages import Exchange, Owned
+from mkor.messages import Exchange, Owned, Stacked
 
 State = dict[str, Tensor]
 
@@ -170,7 +170,7 @@ class Seen:
     kept: dict[str, Tensor] = field(default_factory=dict)
 
 
-Update = Generator[Exchange | Owned, dict[str, Tensor], State]
+Update = Generator[Exchange | Owned | Stacked, dict[str, Tensor], State]
 Self = TypeVar("Self", bound="Method")
 
 

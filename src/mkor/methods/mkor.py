@@ -18,6 +18,7 @@ Shapes: G stack, o and i sides, r vectors of an update.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import cast
 
@@ -29,7 +30,7 @@ from mkor.factors import dense, thin
 from mkor.factors.lowrank import LowRank
 from mkor.factors.window import Window
 from mkor.linalg import sandwich
-from mkor.messages import Exchange
+from mkor.messages import Exchange, Stacked, Tensors
 from mkor.methods.base import (
     EVENTS,
     Kind,
@@ -49,9 +50,6 @@ from mkor.methods.statistics import (
     sketch_messages,
     sketch_vectors,
 )
-
-Events = tuple[Tensor, ...]
-"""What happened to each matrix of a stack, [G] each, in the order of `EVENTS`."""
 
 
 @dataclass(frozen=True)
@@ -129,13 +127,13 @@ class MKORMethod(Method):
         sums, means = self._messages(seen)
         shared = yield Exchange(sum=sums, mean=means, last=True)
         inputs, outputs = self._vectors(seen, shared)  # [G, i, r], [G, o, q]
-        present = shared["rows"].sum() > 0
+        present = (shared["rows"].sum() > 0).expand(len(inputs))  # [G]
         if "inputs" in state:
-            self._absorb(state, "inputs", inputs, present)
+            yield from self._absorb(state, "inputs", inputs, present)
         if "outputs" in state:
             if not self.sketched or seen.grads_reduced:
                 present = present & informative(inputs, outputs, seen.gradient)  # [G]
-            self._absorb(state, "outputs", outputs, present)
+            yield from self._absorb(state, "outputs", outputs, present)
         return state
 
     def precondition(self, state: State, grad: Tensor) -> Tensor:
@@ -183,24 +181,30 @@ class MKORMethod(Method):
             return Window(self.count, self.decay, cast(float, self.damping))
         return LowRank(self.count, self.decay, cast(float, self.damping), self.power)
 
-    def _absorb(self, state: State, side: str, vectors: Tensor, present: Tensor) -> None:
-        absorb = self._absorb_dense if self.dense else self._absorb_thin
-        events = absorb(state, side, vectors, present)
-        counts = torch.stack(events).sum(dim=-1)
-        state["events"][: len(counts)] += counts
+    def _absorb(
+        self, state: State, side: str, vectors: Tensor, present: Tensor
+    ) -> Generator[Stacked, Tensors, None]:
+        """Take the vectors [G, d, r] of a side in where `present`, and count what happened."""
+        function, parts = self._absorb_thin, parts_of(state, side)
+        if self.dense:
+            function, parts = self._absorb_dense, {"inverse": state[side]}
+        answer = yield Stacked(function, parts, {"vectors": vectors, "present": present})
+        state["events"] += answer["events"].sum(dim=0)
 
-    def _absorb_thin(self, state: State, side: str, vectors: Tensor, present: Tensor) -> Events:
-        parts = parts_of(state, side)
+    def _absorb_thin(self, parts: Tensors, given: Tensors) -> Tensors:
+        """Take vectors into the parts of a side."""
+        vectors, present = given["vectors"], given["present"]
         seen = thin.prepare(vectors.to(parts["sizes"].dtype))
         # Vectors that are all zero say nothing of directions: they would only age the others.
         use = present & seen.finite & (seen.sizes.amax(dim=-1) > 0)  # [G]
         sound = self._thin(vectors.shape[-2]).absorb_(parts, seen, use)
         reset = present & ~seen.finite & (self.on_nonfinite == "reset")
         thin.reset_(parts, reset)
-        return ~seen.finite, reset, torch.zeros_like(reset), use & ~sound
+        return events_of(skipped=~seen.finite, resets=reset, rejected=use & ~sound)
 
-    def _absorb_dense(self, state: State, side: str, vectors: Tensor, present: Tensor) -> Events:
-        inverse = state[side]  # [G, d, d]
+    def _absorb_dense(self, parts: Tensors, given: Tensors) -> Tensors:
+        """Take vectors into an inverse [G, d, d]."""
+        inverse, vectors, present = parts["inverse"], given["vectors"], given["present"]
         seen = dense.prepare(vectors.to(wide(inverse.dtype)), self.damping)
         rule = dense.RULES[self.rule]
         change = rule(inverse, seen, self.decay, self.norm_limit, self.blend)
@@ -208,7 +212,13 @@ class MKORMethod(Method):
         usable = present if self.on_nonfinite == "reset" else present & seen.finite  # [G]
         change, reset = dense.guard(change, usable, inverse.dtype)
         dense.write_(inverse, change)
-        return ~seen.finite, reset, change.blended
+        return events_of(skipped=~seen.finite, resets=reset, blends=change.blended)
+
+
+def events_of(**happened: Tensor) -> Tensors:
+    """What happened to each matrix of a stack, [G, events], in the order of `EVENTS`."""
+    none = torch.zeros_like(next(iter(happened.values())))
+    return {"events": torch.stack([happened.get(event, none) for event in EVENTS], dim=-1)}
 
 
 def key_of(side: str, part: str) -> str:

@@ -139,19 +139,16 @@ class MKOR(Preconditioner):
             TypeError: `model` or `base` is of the wrong type.
             ValueError: An option is out of range, or `base` doesn't fit the model.
         """
+        dense = {"rule": rule, "norm_limit": norm_limit, "blend": blend, "max_dim": max_dim}
+        average = {"decay": factor_decay, "damping": damping, "power": power}
         options: dict[str, Any] = {
-            "rule": rule,
+            "statistic": statistic,
             "vectors": vectors,
-            "decay": factor_decay,
-            "damping": damping,
-            "norm_limit": norm_limit,
-            "blend": blend,
-            "max_dim": max_dim,
+            "representation": representation,
             "state_dtype": state_dtype,
             "on_nonfinite": on_nonfinite,
-            "statistic": statistic,
-            "representation": representation,
-            "power": power,
+            **dense,
+            **average,
         }
         super().__init__(
             model,
