@@ -5,6 +5,7 @@ optimizer = mkor.MKOR(model, base)
 loss.backward(); optimizer.step(); optimizer.zero_grad()
 """
 
+from mkor import presets
 from mkor.baselines.lamb import LAMB
 from mkor.estimate import Estimate, LayerEstimate, UpdateEstimate, estimate
 from mkor.hybrid import HybridSwitch
@@ -40,4 +41,5 @@ __all__ = [
     "__version__",
     "auto",
     "estimate",
+    "presets",
 ]
