@@ -61,6 +61,8 @@ def batches(dtype, steps=STEPS):
 
 
 def optimizer_for(model, method="MKOR", base=torch.optim.SGD, **options):
+    if method == "auto":
+        return mkor.auto(model, lr=0.01, vectors=3, rank=3, **options)
     lr = {"lr": 0.1, "momentum": 0.9} if base is torch.optim.SGD else {"lr": 0.01}
     schedule = {"factor_update_steps": 2, "warmup_steps": 3}
     return getattr(mkor, method)(model, base(model.parameters(), **lr), **schedule, **options)

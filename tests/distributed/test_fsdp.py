@@ -25,6 +25,7 @@ METHODS = {
     "low rank, clipped": {**THIN, "rescale": None, "kl_clip": 1e-3},
     "low rank, momentum": {**THIN, "momentum": 0.9, "rescale": "rms"},
     "dense, momentum": {"momentum": 0.9},
+    "auto": {"method": "auto"},
     "K-FAC, eigen": {"method": "KFAC"},
     "K-FAC, inverse": {"method": "KFAC", "solver": "inverse"},
     "Eva": {"method": "Eva"},
@@ -40,7 +41,7 @@ METHODS = {
         "vectors": 2,
     },
 }
-BY_WORKER = ("dense, three vectors", "HyLo-KIS", "low rank, sketch", "window, sketch")
+BY_WORKER = ("dense, three vectors", "HyLo-KIS", "low rank, sketch", "window, sketch", "auto")
 """Blocks, draws and signs depend on the worker: these are compared with DDP."""
 
 JOBS = [(name, True) for name in METHODS] + [("dense", False), ("low rank", False)]
