@@ -44,15 +44,16 @@ def test_a_small_study_is_reported(study):
     result, folder = study(*STUDY, "sgd,mkor", "--report")
     assert "Written to out: defaults.json, defaults.md, curves.png" in result.stdout
     content = json.loads((folder / "defaults.json").read_text())
-    # Two optimizers: three learning rates, a seed at the best, the time of a step.
-    assert content["pieces"] == len(kept(folder)) == 2 * (3 + 1 + 1)
-    assert len(content["machines"]) == len(content["versions"]) == len(content["sources"]) == 1
     task = content["tasks"]["digits-classifier"]
+    # For each optimizer: its learning rates, a seed at the best, the time of a step.
+    rates = [len(optimizer["grid"]) for optimizer in task["optimizers"].values()]
+    assert content["pieces"] == len(kept(folder)) == sum(rates) + 2 * (1 + 1)
+    assert len(content["machines"]) == len(content["versions"]) == len(content["sources"]) == 1
     assert task["target"]["optimizer"] == "sgd" and not task["held_out"]
     sgd, mkor = task["optimizers"]["sgd"], task["optimizers"]["mkor"]
     assert sgd["step_gain"] == sgd["time_gain"] == 1
     assert mkor["step_time_relative_to_sgd"] > 0.5
-    assert [point["lr"] for point in sgd["grid"]] == [0.003, 0.01, 0.03]
+    assert {0.01, 0.03, 0.1} <= {point["lr"] for point in sgd["grid"]}
     best = min(sgd["grid"], key=lambda point: point["final_loss"])
     assert sgd["lr"] == best["lr"]
     text = (folder / "defaults.md").read_text()
@@ -64,7 +65,7 @@ def test_a_finished_study_runs_nothing_and_grows_by_what_is_new(study):
     before = kept(study(*STUDY, "sgd,mkor")[1])
     after = kept(study(*STUDY, "sgd,mkor,adamw")[1])
     assert before.items() <= after.items()
-    assert len(after) == len(before) + 5
+    assert len(after) >= len(before) + 5
     assert all("adamw" in name for name in after.keys() - before.keys())
 
 

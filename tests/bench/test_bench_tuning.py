@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from mkor_bench.studies.tuning import HIGHEST, LOWEST, Candidate, Grid, rate, tune
+from mkor_bench.studies.tuning import HIGHEST, LOWEST, Candidate, rate, tune
 
-GRID = Grid((-6, -5, -4, -3, -2))
+GRID = (-6, -5, -4, -3, -2)
 
 
 def tuned(candidate, loss, grid=GRID):
@@ -45,11 +45,6 @@ def test_a_best_rate_at_the_edge_widens_the_grid(best, added):
     tuning, rounds = tuned(Candidate("sgd"), bowl(best))
     assert tuning.best == ("sgd", best)
     assert [lr for points in rounds[1:] for _, lr in points] == added
-
-
-def test_a_grid_that_does_not_extend_ends_at_its_edge():
-    tuning, _ = tuned(Candidate("sgd"), bowl(1.0), Grid((-5, -4, -3), extends=False))
-    assert tuning.best == ("sgd", 0.03)
 
 
 def test_rates_go_down_while_all_diverge():

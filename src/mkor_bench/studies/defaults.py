@@ -19,7 +19,7 @@ from mkor_bench.studies.outcome import TaskOutcome
 from mkor_bench.studies.piece import Piece
 from mkor_bench.studies.runs import Place, run_of, run_piece, timing_piece
 from mkor_bench.studies.study import Report, Request, Study
-from mkor_bench.studies.tuning import Candidate, Grid, Tuning, tune
+from mkor_bench.studies.tuning import Candidate, Tuning, tune
 from mkor_bench.summary import OptimizerResult, TaskResult, final_loss
 from mkor_bench.tasks import TASKS
 
@@ -38,19 +38,20 @@ SEARCHED = {"kfac": _KFAC_SEARCH, "kaisa-eigen": _KFAC_SEARCH}
 _USUAL = ("sgd", "adamw", "lamb", "soap", "muon", "kfac", "mkor", "mkor-adamw", "mkor-lowrank")
 COMPARED = (*_USUAL, "mkor-lowrank-adamw", *("auto",) * ("auto" in OPTIMIZERS))
 
-GRID = Grid((-6, -5, -4, -3, -2))
+GRID = (-6, -5, -4, -3, -2)
 """Learning rates from 0.001 to 0.1, and further ones where the best is at the edge."""
 
-QUICK_GRID = Grid((-5, -4, -3), extends=False)
+QUICK_GRID = (-4, -3, -2)
 QUICK_TASKS = ("digits-autoencoder", "mnist-autoencoder", "shakespeare")
-QUICK_OPTIMIZERS = ("sgd", "adamw", "muon", "mkor-lowrank")
+_QUICK = {"sgd", "adamw", "muon", "mkor", "auto"}
+QUICK_OPTIMIZERS = tuple(name for name in COMPARED if name in _QUICK)
 
 
 def request(quick: bool, data: str | None) -> Request:
     """Returns what is done unless told otherwise.
 
     Args:
-        quick: Three small tasks and four optimizers, in minutes.
+        quick: Three small tasks and a few optimizers, in minutes.
         data: What --data named; without any, the quick tasks are those that need none.
 
     Returns:

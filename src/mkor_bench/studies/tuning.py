@@ -36,19 +36,6 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Where the search for a learning rate begins.
-
-    Attributes:
-        first: The places of the first rates, as :func:`rate` counts them.
-        extends: Whether further ones follow where the best is at the edge.
-    """
-
-    first: tuple[int, ...]
-    extends: bool = True
-
-
-@dataclass(frozen=True)
 class Tuning:
     """How far the tuning of a candidate is.
 
@@ -68,20 +55,20 @@ def rate(place: int) -> float:
     return float(f"{(1, 3)[place % 2]}e{place // 2}")
 
 
-def tune(candidate: Candidate, grid: Grid, loss_of: LossOf) -> Tuning:
+def tune(candidate: Candidate, grid: Sequence[int], loss_of: LossOf) -> Tuning:
     """Finds the best learning rate and options of a candidate, as far as losses are known.
 
     Args:
         candidate: What to tune.
-        grid: Where to begin.
+        grid: The places of the first rates, as :func:`rate` counts them.
         loss_of: The losses that are known.
 
     Returns:
         What is missing, or the best point.
     """
-    search = _Search(grid, loss_of)
+    search = _Search(loss_of)
     name = candidate.name
-    place = search.best_rate(name, grid.first)
+    place = search.best_rate(name, grid)
     for option, values in candidate.search.items():
         if place is None:
             break
@@ -97,8 +84,7 @@ def tune(candidate: Candidate, grid: Grid, loss_of: LossOf) -> Tuning:
 
 
 class _Search:
-    def __init__(self, grid: Grid, loss_of: LossOf) -> None:
-        self._grid = grid
+    def __init__(self, loss_of: LossOf) -> None:
         self._loss_of = loss_of
         self.points: dict[Point, None] = {}
         self.missing: dict[Point, None] = {}
@@ -131,8 +117,6 @@ class _Search:
 
     def _further(self, places: Sequence[int], best: int, diverged: bool) -> int | None:
         """Returns the next rate to try, None where the best one has neighbours on both sides."""
-        if not self._grid.extends:
-            return None
         low, high = min(places), max(places)
         if (diverged or best == low) and low > LOWEST:
             return low - 1
