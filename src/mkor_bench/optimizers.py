@@ -12,6 +12,7 @@ A name may carry options for the builder, as in ``kfac:damping=0.01:inverse_upda
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +40,7 @@ class OptimizerRow:
         build: Makes the optimizer from a model and a learning rate; options by name.
         first_order: Whether it is a baseline that the second-order methods are to beat.
         base: The optimizer that it stands on, and is never to be worse than; None for none.
+        made_by: The public name of mkor that makes it, whose defaults it has; None for none.
         compared: Whether `mkor compare` takes it where it is not told what to take.
     """
 
@@ -47,6 +49,7 @@ class OptimizerRow:
     build: Builder
     first_order: bool = False
     base: str | None = None
+    made_by: str | None = None
     compared: bool = False
 
 
@@ -99,7 +102,8 @@ def _wrapped(
 
 def _on_sgd(name: str, description: str, method: str, **options: Any) -> OptimizerRow:
     build = partial(_wrapped, method=method, base=_sgd, **options)
-    return OptimizerRow(name, f"{description} on SGD with momentum 0.9", build, base="sgd")
+    told = f"{description} on SGD with momentum 0.9"
+    return OptimizerRow(name, told, build, base="sgd", made_by=method)
 
 
 NORM: dict[str, Any] = {"rescale": "gradient", "kl_clip": None}
@@ -120,16 +124,24 @@ LOWRANK: dict[str, Any] = {
 _ROWS = (
     OptimizerRow("sgd", "SGD with momentum 0.9", _sgd, first_order=True, compared=True),
     OptimizerRow("adamw", "AdamW", _adamw, first_order=True, compared=True),
-    OptimizerRow("lamb", "LAMB", _lamb, first_order=True),
+    OptimizerRow("lamb", "LAMB", _lamb, first_order=True, made_by="LAMB"),
     OptimizerRow("soap", "SOAP", partial(_rival, name="build_soap")),
     OptimizerRow("muon", "Muon, AdamW on the rest", partial(_rival, name="build_muon")),
-    OptimizerRow("auto", "MKOR on the momentum, AdamW on the rest", _auto, compared=True),
+    OptimizerRow(
+        "auto",
+        "MKOR on the momentum, AdamW on the rest",
+        _auto,
+        base="adamw",
+        made_by="auto",
+        compared=True,
+    ),
     replace(_on_sgd("mkor", "MKOR", "MKOR"), compared=True),
     OptimizerRow(
         "mkor-adamw",
         "MKOR on AdamW",
         partial(_wrapped, method="MKOR", base=_adamw),
         base="adamw",
+        made_by="MKOR",
         compared=True,
     ),
     _on_sgd("mkor-h", "MKOR that hands over", "MKOR", switch={"window": 15}),
@@ -139,6 +151,7 @@ _ROWS = (
         "MKOR with low-rank sketches on AdamW",
         partial(_wrapped, method="MKOR", base=_adamw, **LOWRANK),
         base="adamw",
+        made_by="MKOR",
     ),
     _on_sgd("kfac", "K-FAC by inverses", "KFAC", solver="inverse", damping=0.003, **KFAC),
     _on_sgd("kaisa-eigen", "K-FAC by eigenvectors", "KFAC", solver="eigen", damping=0.01, **KFAC),
@@ -186,16 +199,28 @@ def settled_options(name: str) -> dict[str, Any]:
         name: Its name, which may carry options.
 
     Returns:
-        Every option that the registry or the name sets, as JSON can hold it: what makes
-        two rows, or two states of one row, differ.
+        Every option that the library's defaults, the registry or the name set, as JSON can
+        hold it: what makes two rows, or two states of one row, differ.
     """
     plain, *texts = name.split(":")
-    build = optimizer_row(plain).build
-    fixed = build.keywords if isinstance(build, partial) else {}
-    options = {**fixed, **dict(_parse_option(name, text) for text in texts)}
+    row = optimizer_row(plain)
+    fixed = row.build.keywords if isinstance(row.build, partial) else {}
+    given = dict(_parse_option(name, text) for text in texts)
+    options = {**_library_defaults(row), **fixed, **given}
     return {
         option: value if isinstance(value, (int, float, str, bool, type(None))) else _told(value)
         for option, value in options.items()
+    }
+
+
+def _library_defaults(row: OptimizerRow) -> dict[str, Any]:
+    import mkor
+
+    parameters = inspect.signature(getattr(mkor, row.made_by)).parameters if row.made_by else {}
+    return {
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if parameter.default is not parameter.empty and name != "lr"
     }
 
 

@@ -1,5 +1,6 @@
 """The study of defaults: what it runs, what it keeps, and what its report says."""
 
+import inspect
 import json
 import math
 from dataclasses import replace
@@ -91,6 +92,18 @@ def test_the_key_of_a_run_follows_what_a_row_of_the_registry_sets(monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, "mkor-lowrank", replace(row, build=build))
     assert settled_options("mkor-lowrank")["damping"] == 0.5
     assert run_piece(place, "mkor-lowrank", 0.1, 0).key != before.key
+
+
+def test_the_key_of_a_run_follows_the_librarys_defaults(monkeypatch):
+    import mkor
+
+    place = Place("digits-classifier", None, quick=True)
+    before = run_piece(place, "auto", 0.1, 0)
+    assert before.spec["options"]["rank"] == inspect.signature(mkor.auto).parameters["rank"].default
+    monkeypatch.setattr(mkor, "auto", lambda model, lr=0.1, *, rank=7: None)
+    after = run_piece(place, "auto", 0.1, 0)
+    assert after.spec["options"] == {"rank": 7}
+    assert after.key != before.key
 
 
 def test_data_is_told_apart_by_its_checksums_and_not_by_its_place(tmp_path):
