@@ -29,6 +29,7 @@ from torch import Tensor
 from workloads import WORKLOADS
 
 import mkor
+from mkor_bench.rivals import build_muon
 
 ATTENTION = ["attn"]
 """Layers without which K-FAC is timed once more: not every implementation can observe them."""
@@ -73,6 +74,11 @@ def on_sgd(cls: Any, **options: Any) -> Build:
     return build
 
 
+def automatic(**options: Any) -> Build:
+    """MKOR on the momentum with AdamW, without updates at the start."""
+    return lambda model: mkor.auto(model, 1e-4, warmup_steps=0, **options)
+
+
 def rows() -> dict[str, tuple[Build, dict[int, float]]]:
     """A builder of every optimizer, and the share of each kind of step by a step of that kind."""
     half = {"state_dtype": torch.bfloat16}
@@ -92,6 +98,9 @@ def rows() -> dict[str, tuple[Build, dict[int, float]]]:
         "MKOR without products every 1": (on_sgd(mkor.MKOR, **often, products=False), every),
         "MKOR low rank every 1": (on_sgd(mkor.MKOR, **often, **thin), every),
         "MKOR low rank every 10": (on_sgd(mkor.MKOR, **rare, **thin), tenth),
+        "auto every 1": (automatic(**often), every),
+        "auto every 10": (automatic(**rare), tenth),
+        "Muon every 1": (lambda m: build_muon(m, 1e-3), every),
         "Eva every 1": (on_sgd(mkor.Eva, **often), every),
         "HyLo-KIS every 10": (on_sgd(mkor.HyLo, sampling="kis", **rare), tenth),
         "HyLo-KID every 10": (on_sgd(mkor.HyLo, sampling="kid", **rare), tenth),

@@ -73,6 +73,7 @@ def auto(
     factor_decay: Schedule = 0.95,
     damping: Schedule = 0.003,
     factor_update_steps: int | Callable[[int], int] = 1,
+    warmup_steps: int = 10,
     kl_clip: Schedule | None = None,
     state_dtype: torch.dtype | None = None,
     wire_dtype: torch.dtype | None = None,
@@ -109,6 +110,7 @@ def auto(
         factor_decay: Weight of the old covariance in its moving average (γ).
         damping: Weight of the identity relative to the trace of the covariance (μ).
         factor_update_steps: Steps between updates of the covariances (f).
+        warmup_steps: Steps at the start that all update them.
         kl_clip: As of `mkor.MKOR`.
         state_dtype: Dtype of the eigenvectors; None for float32, or float64 for such parameters.
         wire_dtype: Dtype of the sketches while they cross workers.
@@ -138,6 +140,7 @@ def auto(
         factor_decay=factor_decay,
         damping=damping,
         factor_update_steps=factor_update_steps,
+        warmup_steps=warmup_steps,
         kl_clip=kl_clip,
         state_dtype=state_dtype,
         wire_dtype=wire_dtype,
