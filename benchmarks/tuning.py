@@ -64,25 +64,29 @@ def main() -> None:
     dampings = [float(part) for part in arguments.dampings.split(",")]
     rates = {name: TaskSource(name).load().lrs for name in TASKS}
     results: dict[str, Any] = {}
-    if arguments.output.exists():  # a part that is run again replaces that part alone
+    if arguments.output.exists():  # dampings that are run again replace those alone
         results = json.loads(arguments.output.read_text())["results"]
     with ProcessPoolExecutor(arguments.workers) as pool:
         for name, form in product(arguments.methods.split(","), arguments.forms.split(",")):
             jobs = [(t, name, form, d, lr) for t in TASKS for d in dampings for lr in rates[t]]
             losses = dict(zip(jobs, pool.map(run, jobs), strict=True))
+            known = results.get(f"{name} {form}", {}).get("tasks", {})
             table = {
-                task: {
+                task: {float(d): cell for d, cell in known.get(task, {}).items()}
+                | {
                     d: min((losses[task, name, form, d, lr], lr) for lr in rates[task])
                     for d in dampings
                 }
                 for task in TASKS
             }
-            means = {d: math.prod(table[t][d][0] for t in TASKS) ** 0.5 for d in dampings}
+            tried = sorted(table[TASKS[0]])
+            means = {d: math.prod(table[t][d][0] for t in TASKS) ** 0.5 for d in tried}
             best = min(means, key=lambda d: means[d])
             results[f"{name} {form}"] = {"best": best, "mean": means[best], "tasks": table}
             print(f"{name}, {form}: best {best}, mean {means[best]:.4g}", flush=True)
             for task, row in table.items():
-                cells = "  ".join(f"{d:g}: {loss:.4g} @{lr:g}" for d, (loss, lr) in row.items())
+                parts = [f"{d:g}: {loss:.4g} @{lr:g}" for d, (loss, lr) in sorted(row.items())]
+                cells = "  ".join(parts)
                 print(f"  {task:<20} {cells}", flush=True)
             save(arguments.output, results)
 
