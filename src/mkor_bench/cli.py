@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from mkor_bench.errors import UserError
-from mkor_bench.help import COMPARE_HELP, STUDY_HELP, TRAIN_HELP
+from mkor_bench.help import COMPARE_HELP, ESTIMATE_HELP, STUDY_HELP, TRAIN_HELP
 from mkor_bench.interrupt import INTERRUPTED, end_at_once, ignore
 from mkor_bench.optimizers import OPTIMIZERS
 from mkor_bench.options import check_lr, parse_whole
@@ -248,6 +248,35 @@ def study(
             output=output,
             data=data,
             report_only=report,
+        )
+
+
+@app.command(help=ESTIMATE_HELP)
+def estimate(
+    workers: Annotated[
+        str, typer.Option(metavar="NUMBERS", help="Numbers of workers, separated by commas.")
+    ] = "1,2,4,8,16,32,64,128,256,512,1024",
+    bandwidth: Annotated[float, typer.Option(help="Of a worker, GB/s.")] = 25.0,
+    latency: Annotated[float, typer.Option(help="Of a message, microseconds.")] = 5.0,
+    flops: Annotated[float, typer.Option(help="Of a worker, TFLOP/s.")] = 50.0,
+    batch: Annotated[int, typer.Option(help="Sequences of a step, of all workers.")] = 8192,
+    sequence: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 128,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw a figure, such as scaling.png.")
+    ] = None,
+) -> None:
+    """Predicts the time of a step on many workers."""
+    with _mistakes_in_one_line():
+        from mkor_bench.scale.command import run_estimate
+
+        run_estimate(
+            workers=workers,
+            bandwidth=bandwidth,
+            latency=latency,
+            rate=flops,
+            batch=batch,
+            sequence=sequence,
+            output=output,
         )
 
 

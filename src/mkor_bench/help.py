@@ -1,4 +1,4 @@
-"""What ``--help`` of ``mkor compare``, ``mkor train`` and ``mkor study`` teaches."""
+"""What ``--help`` of ``mkor compare``, ``train``, ``study`` and ``estimate`` teaches."""
 
 from __future__ import annotations
 
@@ -124,4 +124,22 @@ choice, and held-out (the two that defaults must not be chosen by).
 
 **Written to the output folder:** runs/ (a JSON file for each finished run, with the machine and
 the versions), and the report: for defaults, defaults.json, defaults.md and curves.png.
+"""
+
+ESTIMATE_HELP = """
+Predict the time of a step of BERT-Large on many workers, with LAMB alone and with MKOR (dense
+and window), Eva and K-FAC above it.
+
+Sizes and operations come from the methods themselves (`mkor.estimate`); the time follows an α-β
+model: work over --flops, ring collectives over --bandwidth and --latency, nothing overlapping.
+The batch is the same for all numbers of workers (strong scaling). Every operation counts alike,
+which flatters methods that decompose matrices: their real rate is lower than a product's.
+
+**Examples:**
+
+* mkor estimate --workers 64
+
+* mkor estimate --workers 1,8,64 --bandwidth 12 --latency 20 --flops 100
+
+* mkor estimate --output scaling.png
 """

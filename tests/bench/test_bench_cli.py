@@ -50,6 +50,10 @@ SURFACE = {
         "--output",
         "--data",
     },
+    "estimate": {
+        *("--workers", "--bandwidth", "--latency", "--flops"),
+        *("--batch", "--sequence", "--output"),
+    },
 }
 
 
