@@ -93,8 +93,55 @@ def test_tied_and_frozen_weights():
     model.hidden.weight.requires_grad_(False)
     found = groups_by_name(model, mkor.auto(model))
     assert found["embedding.weight"] == "adamw"
-    assert "hidden.weight" not in found
+    assert found["hidden.weight"] == "direct"  # it may be unfrozen
     assert found["hidden.bias"] == "adamw"
+
+
+def test_a_layer_that_is_unfrozen_trains():
+    model = small()
+    model.hidden.requires_grad_(False)
+    optimizer = mkor.auto(model, lr=0.01, weight_decay=0.0)
+    before = [p.detach().clone() for p in model.hidden.parameters()]
+    take_steps(model, optimizer, 2)
+    assert all(map(torch.equal, before, model.hidden.parameters()))
+    assert "frozen" in {info.reason for info in optimizer.layers() if info.name == "hidden"}
+    model.hidden.requires_grad_(True)
+    take_steps(model, optimizer, 1)
+    moved = model.hidden.weight - before[0]
+    assert moved.square().mean().sqrt().item() == pytest.approx(0.01, rel=1e-3)
+    assert not torch.equal(before[1], model.hidden.bias)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_half_of_an_input_projection_is_adamws(frozen, separate):
+    attention = nn.MultiheadAttention(8, 2, kdim=4 if separate else None)
+    part = {"weight": "k_proj_weight" if separate else "in_proj_weight", "bias": "in_proj_bias"}
+    attention.get_parameter(part[frozen]).requires_grad_(False)
+    found = groups_by_name(attention, mkor.auto(attention))
+    assert found["in_proj_bias"] == found[part["weight"]] == "adamw"
+    assert found["out_proj.weight"] == "direct"
+
+
+def test_an_input_projection_is_not_divided():
+    attention = nn.MultiheadAttention(8, 2, kdim=4)
+    found = groups_by_name(attention, mkor.auto(attention, adamw=["q_proj"]))
+    assert {n for n, update in found.items() if update == "direct"} == {"out_proj.weight"}
+
+
+def test_a_weight_may_not_be_frozen_beside_its_bias_in_an_input_projection():
+    model = small()
+    optimizer = mkor.auto(model)
+    take_steps(model, optimizer, 1)
+    model.attention.in_proj_weight.requires_grad_(False)
+    before = model.attention.in_proj_bias.detach().clone()
+    with pytest.raises(RuntimeError, match=r"'attention\.in_proj' is frozen while its bias trains"):
+        take_steps(model, optimizer, 1)
+    assert torch.equal(before, model.attention.in_proj_bias)
+    model.attention.in_proj_bias.requires_grad_(False)
+    model.zero_grad()
+    take_steps(model, optimizer, 1)
+    assert torch.equal(before, model.attention.in_proj_bias)
 
 
 def test_rates_and_decay_of_the_groups():
@@ -198,11 +245,8 @@ def test_a_copy_goes_on_the_same(copy_of):
 
 def test_a_group_that_is_added_is_adamws_unless_told():
     model = small()
-    model.extra = nn.Linear(3, 3)
-    for p in model.extra.parameters():
-        p.requires_grad_(False)
     optimizer = mkor.auto(model)
-    model.extra.requires_grad_(True)
+    model.extra = nn.Linear(3, 3)
     optimizer.add_param_group({"params": [model.extra.weight], "update": "direct", "lr": 0.1})
     optimizer.add_param_group({"params": [model.extra.bias]})
     found = groups_by_name(model, optimizer)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from mkor import validate
 from mkor.baselines.split import SplitAdamW
 from mkor.capture.attention import AttentionInputView
 from mkor.capture.discover import FOREIGN, find_layers
+from mkor.capture.views import View
 from mkor.checks import Schedule, is_number, require
 from mkor.optimizers.mkor import MKOR
 from mkor.report import LayerInfo
@@ -34,14 +36,27 @@ class Auto(MKOR):
         """Take a step; see `mkor.Preconditioner.step`.
 
         Raises:
-            RuntimeError: The optimizer was closed.
+            RuntimeError: The optimizer was closed; or, of an attention's input projection, the
+                bias trains and the weight was frozen since.
         """
         if self._closed:
             raise RuntimeError(
                 "this optimizer was closed, and without its hooks it has no updates for the "
                 "weight matrices; build a new one with mkor.auto(model, lr=...)"
             )
+        self._refuse_lone_biases()
         return super().step(closure)
+
+    def _refuse_lone_biases(self) -> None:
+        """Refuse a bias that would step along its bare gradient, as its matrix has none."""
+        for view in projections(layer.view for layer in self._engine.layers.values()):
+            bias = view.bias
+            if bias is not None and bias.requires_grad and not view.weight.requires_grad:
+                raise RuntimeError(
+                    f"the weight of '{view.name}' is frozen while its bias trains, but both are "
+                    "one matrix here; freeze the bias as well, or build the optimizer after the "
+                    "weight is frozen, which leaves the bias to AdamW"
+                )
 
     def layers(self) -> list[LayerInfo]:
         """One record per layer: what is preconditioned, and what AdamW trains and why."""
@@ -161,11 +176,11 @@ def split(
     Raises:
         ValueError: No parameter is to be trained.
     """
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("no parameter of the model has requires_grad=True: nothing to optimize")
     matrices = updated(model, adamw)
     chosen = {id(p) for p in matrices}
-    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
-    if not matrices and not rest:
-        raise ValueError("no parameter of the model has requires_grad=True: nothing to optimize")
+    rest = [p for p in model.parameters() if id(p) not in chosen]
     groups: list[dict[str, Any]] = [
         {"params": matrices, "lr": rates[0], "update": "direct"},
         {"params": [p for p in rest if p.dim() > 1], "lr": rates[1], "update": "adamw"},
@@ -180,17 +195,34 @@ def split(
 
 
 def updated(model: nn.Module, adamw: Sequence[str]) -> list[Tensor]:
-    """The parameters that MKOR updates: weights of layers that can be observed.
+    """The parameters that MKOR updates: weights of layers that can be observed, frozen or not.
 
     The input projection of `nn.MultiheadAttention` shows its output gradient by its bias alone,
-    which so belongs to the matrix.
+    which so belongs to the matrix; AdamW has both unless they train, or are frozen, together.
     """
-    trained = {id(p) for p in model.parameters() if p.requires_grad}
-    layers, _ = find_layers(model, trained, adamw, lambda view: None)
+    every = {id(p) for p in model.parameters()}
+    layers, _ = find_layers(model, every, adamw, lambda view: None)
+    views = [layer.view for layer in layers.values()]
+    whole = whole_biases(projections(views))
     found: dict[int, Tensor] = {}
-    for layer in layers.values():
-        view = layer.view
-        found[id(view.weight)] = view.weight
-        if isinstance(view, AttentionInputView) and view.bias is not None:
-            found[id(view.bias)] = view.bias
+    for view in views:
+        bias = view.bias if isinstance(view, AttentionInputView) else None
+        if bias is None:
+            found[id(view.weight)] = view.weight
+        elif id(bias) in whole:
+            found |= {id(view.weight): view.weight, id(bias): bias}
     return list(found.values())
+
+
+def projections(views: Iterable[View]) -> list[AttentionInputView]:
+    """The views of attention's input projections."""
+    return [view for view in views if isinstance(view, AttentionInputView)]
+
+
+def whole_biases(views: Iterable[View]) -> set[int]:
+    """The `id` of biases each entry of which belongs to a view whose weight trains if it does."""
+    rows: Counter[Tensor] = Counter()  # tensors are hashed by identity
+    for view in views:
+        if view.bias is not None and view.weight.requires_grad == view.bias.requires_grad:
+            rows[view.bias] += view.shape.stack * view.shape.outputs
+    return {id(bias) for bias, count in rows.items() if count == bias.numel()}
