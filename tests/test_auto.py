@@ -256,6 +256,33 @@ def test_a_group_that_is_added_is_adamws_unless_told():
         optimizer.add_param_group({"params": [], "update": "adam"})
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_group_that_is_added_has_the_learning_rate_of_its_kind(copied):
+    model = small()
+    optimizer = mkor.auto(model, lr=0.01, adamw_lr=0.03)
+    if copied:
+        model, optimizer = copy.deepcopy((model, optimizer))
+        optimizer.load_state_dict(optimizer.state_dict())
+    model.extra = nn.Linear(3, 3)
+    optimizer.add_param_group({"params": [model.extra.weight], "update": "direct"})
+    optimizer.add_param_group({"params": [model.extra.bias]})
+    assert [group["lr"] for group in optimizer.param_groups[-2:]] == [0.01, 0.03]
+
+
+@pytest.mark.parametrize("form", [list, iter, lambda params: next(iter(params))])
+def test_a_direct_group_holds_what_can_be_updated(form):
+    model = small()
+    optimizer = mkor.auto(model)
+    model.other = nn.LayerNorm(3)
+    before = copy.deepcopy(optimizer.state_dict()["param_groups"])
+    with pytest.raises(ValueError, match=r"'other\.weight' is not the weight.*leave it to AdamW"):
+        optimizer.add_param_group({"params": form(model.other.parameters()), "update": "direct"})
+    assert optimizer.state_dict()["param_groups"] == before
+    model.extra = nn.Linear(3, 3)
+    optimizer.add_param_group({"params": form(model.extra.parameters()), "update": "direct"})
+    assert len(optimizer.param_groups) == 4
+
+
 def test_a_closed_optimizer_refuses_to_step():
     model = small()
     with mkor.auto(model) as optimizer:

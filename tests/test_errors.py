@@ -232,13 +232,21 @@ def test_a_group_that_does_not_fit(foreign):
     before = copy.deepcopy(optimizer.state_dict())
     records = optimizer.layers()
     group, error, message = {
-        "all": ({"params": other.parameters()}, ValueError, "none of the base optimizer's 2"),
+        "all": (
+            {"params": other.parameters()},
+            ValueError,
+            "2 of the group's 2 parameters are not",
+        ),
         "some": (
             {"params": [model[2].weight, other.weight]},
             ValueError,
-            "has 1 parameters that are not the model's",
+            r"1 of the group's 2 parameters are not the model's, the first with shape \(2, 7\)",
         ),
-        "named": ({"params": list(other.named_parameters())}, ValueError, "none of the base"),
+        "named": (
+            {"params": list(other.named_parameters())},
+            ValueError,
+            "make their module a part",
+        ),
         "set": ({"params": set(model[2].parameters())}, TypeError, "ordered collection"),
         "twice": ({"params": [model[0].weight]}, ValueError, "more than one parameter group"),
         "empty dict": ({}, KeyError, "params"),

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from mkor import checkpoint, validate
@@ -207,11 +207,9 @@ class Preconditioner(Informed):
         Raises:
             ValueError: The group has parameters that are not the model's.
         """
-        params = param_group["params"]
-        if not isinstance(params, (Tensor, set)):
-            params = list(params)
-        validate.check_parameters(self.model, [{"params": validate.tensors(params)}])
-        self.base.add_param_group({**param_group, "params": params})
+        param_group = validate.listed(param_group)
+        validate.check_added(self.model, validate.tensors(param_group["params"]))
+        self.base.add_param_group(param_group)
         if not self._closed:
             self._engine.discover(self._optimized())
 

@@ -250,6 +250,23 @@ def check_parameters(model: nn.Module, groups: list[dict[str, Any]]) -> None:
         )
 
 
+def check_added(model: nn.Module, params: list[Tensor]) -> None:
+    """Check that a group to be added has parameters of the model alone."""
+    own = {id(parameter) for parameter in model.parameters()}
+    foreign = [tuple(parameter.shape) for parameter in params if id(parameter) not in own]
+    if foreign:
+        raise ValueError(
+            f"{len(foreign)} of the group's {len(params)} parameters are not the model's, the "
+            f"first with shape {foreign[0]}; make their module a part of the model, then add the group"
+        )
+
+
+def listed(group: dict[str, Any]) -> dict[str, Any]:
+    """A group whose parameters can be read twice; torch itself refuses a set of them."""
+    params = group["params"]
+    return group if isinstance(params, (Tensor, set)) else {**group, "params": list(params)}
+
+
 def tensors(params: Any) -> list[Tensor]:
     """The tensors of a group's "params": one, several, or pairs of a name and a tensor."""
     entries = [params] if isinstance(params, Tensor) else list(params)

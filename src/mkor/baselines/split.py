@@ -28,6 +28,7 @@ class SplitAdamW(Optimizer):
         params: Any,
         lr: float = 1e-3,
         *,
+        adamw_lr: float | None = None,
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
@@ -36,7 +37,8 @@ class SplitAdamW(Optimizer):
 
         Args:
             params: Groups of parameters, as in `torch.optim`.
-            lr: Learning rate.
+            lr: Learning rate of groups that name none.
+            adamw_lr: That of "adamw" groups; None for `lr`.
             betas: AdamW's decays of the averages of the gradient and of its square.
             eps: Added to the root of the second average.
             weight_decay: Weight decay (λ).
@@ -45,7 +47,12 @@ class SplitAdamW(Optimizer):
             ValueError: An option is out of range.
         """
         self._adamw = inner(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        self._rates = {"direct": lr, "adamw": lr if adamw_lr is None else adamw_lr}
         super().__init__(params, {**self._adamw.defaults, "update": "adamw"})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy takes over."""
+        return {**super().__getstate__(), "_rates": self._rates}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a state, of a copy or of a checkpoint."""
@@ -53,13 +60,14 @@ class SplitAdamW(Optimizer):
         self._adamw = inner()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group.
+        """Add a group, whose learning rate is by default that of its `update`.
 
         Raises:
             ValueError: `update` is unknown.
         """
-        one_of("update", param_group.get("update", "adamw"), RULES)
-        super().add_param_group(param_group)
+        update = param_group.get("update", "adamw")
+        one_of("update", update, RULES)
+        super().add_param_group({"lr": self._rates[update], **param_group})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

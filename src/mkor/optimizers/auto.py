@@ -58,6 +58,34 @@ class Auto(MKOR):
                     "weight is frozen, which leaves the bias to AdamW"
                 )
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group: by default AdamW's, with its learning rate.
+
+        Raises:
+            ValueError: The group has parameters that are not the model's; or its `update` is
+                unknown, or "direct" for parameters that are no matrix MKOR can update.
+        """
+        param_group = validate.listed(param_group)
+        if param_group.get("update") == "direct":
+            self._refuse_unobserved(validate.tensors(param_group["params"]))
+        super().add_param_group(param_group)
+
+    def _refuse_unobserved(self, params: list[Tensor]) -> None:
+        """Refuse parameters that would step along their bare gradient."""
+        optimized = self._optimized() | {id(p) for p in params}
+        layers, _ = find_layers(self.model, optimized, (), lambda view: None)
+        views = [layer.view for layer in layers.values()]
+        covered = {id(view.weight) for view in views}
+        covered |= {id(view.bias) for view in views if view.has_bias_column}
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        bare = [names[id(p)] for p in params if id(p) in names and id(p) not in covered]
+        if bare:
+            raise ValueError(
+                f"the group has update='direct', but {bare[0]!r} is not the weight of a layer that "
+                "MKOR can update, nor a bias beside one: leave it to AdamW, in a group with "
+                "update='adamw'"
+            )
+
     def layers(self) -> list[LayerInfo]:
         """One record per layer: what is preconditioned, and what AdamW trains and why."""
         infos = super().layers()
@@ -139,9 +167,11 @@ def auto(
     good = adamw_lr is None or (is_number(adamw_lr) and adamw_lr >= 0)
     require("adamw_lr", adamw_lr, good, "finite and at least 0, or None")
     validate.patterns("adamw", adamw)
-    rates = lr, RATIO * lr if adamw_lr is None else adamw_lr
-    groups = split(model, adamw, rates)
-    base = SplitAdamW(groups, lr, betas=betas, eps=eps, weight_decay=weight_decay)
+    adamw_lr = RATIO * lr if adamw_lr is None else adamw_lr
+    groups = split(model, adamw)
+    base = SplitAdamW(
+        groups, lr, adamw_lr=adamw_lr, betas=betas, eps=eps, weight_decay=weight_decay
+    )
     return Auto(
         model,
         base,
@@ -163,15 +193,12 @@ def auto(
     )
 
 
-def split(
-    model: nn.Module, adamw: Sequence[str], rates: tuple[float, float]
-) -> list[dict[str, Any]]:
+def split(model: nn.Module, adamw: Sequence[str]) -> list[dict[str, Any]]:
     """Parameter groups: what MKOR updates, and what AdamW trains with and without decay.
 
     Args:
         model: The model.
         adamw: Patterns of layers for AdamW.
-        rates: Learning rates of MKOR and of AdamW.
 
     Raises:
         ValueError: No parameter is to be trained.
@@ -182,14 +209,9 @@ def split(
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in chosen]
     groups: list[dict[str, Any]] = [
-        {"params": matrices, "lr": rates[0], "update": "direct"},
-        {"params": [p for p in rest if p.dim() > 1], "lr": rates[1], "update": "adamw"},
-        {
-            "params": [p for p in rest if p.dim() <= 1],
-            "lr": rates[1],
-            "update": "adamw",
-            "weight_decay": 0.0,
-        },
+        {"params": matrices, "update": "direct"},
+        {"params": [p for p in rest if p.dim() > 1], "update": "adamw"},
+        {"params": [p for p in rest if p.dim() <= 1], "update": "adamw", "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 
