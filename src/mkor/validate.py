@@ -257,7 +257,7 @@ def check_added(model: nn.Module, params: list[Tensor]) -> None:
     if foreign:
         raise ValueError(
             f"{len(foreign)} of the group's {len(params)} parameters are not the model's, the "
-            f"first with shape {foreign[0]}; make their module a part of the model, then add the group"
+            f"first with shape {foreign[0]}; make their module a part of the model first"
         )
 
 
