@@ -272,8 +272,9 @@ class Engine:
             if what is None and together:
                 what = self.capture.nothing(layer)
             if what is not None:
+                norm = layer.view.norm_share() if self.method.weighs() else None
                 weight = layer.view.weights() if self.method.second_pass else None
-                seen[name] = what if weight is None else replace(what, weight=weight)
+                seen[name] = replace(what, gradient=norm, weight=weight)
             elif layer.view.weight.grad is not None and not self.records[name].updates:
                 silent.append(name)
         self.faults.silent(silent, self.index)

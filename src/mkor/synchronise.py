@@ -115,13 +115,16 @@ def complete(views: dict[str, View], seen: dict[str, Seen]) -> dict[str, Seen]:
     shares: list[tuple[Tensor, Groups]] = []
     for name in names:
         what, (weight, bias) = seen[name], views[name].groups()
-        shares.append((what.gradient.square(), weight))
-        shares += [(sums, weight) for sums in (what.shown, what.true) if sums is not None]
+        square = None if what.gradient is None else what.gradient.square()
+        known = (sums for sums in (square, what.shown, what.true) if sums is not None)
+        shares += [(sums, weight) for sums in known]
         shares += [(what.grads, bias)] if what.grads_reduced else []
     totals = iter(add_shares(shares))
     out = dict(seen)
     for name in names:
-        what = replace(seen[name], gradient=next(totals).sqrt())
+        what = seen[name]
+        if what.gradient is not None:
+            what = replace(what, gradient=next(totals).sqrt())
         if what.shown is not None:
             what = replace(what, shown=next(totals), true=next(totals))
         out[name] = replace(what, grads=next(totals)) if what.grads_reduced else what

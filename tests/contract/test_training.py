@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+import mkor
 from method_cases import CASES
+from mkor.capture.parameters import Parameters
 from mkor.methods.base import LayerShape, Rows
 
 
@@ -181,3 +183,29 @@ def test_reported_bytes_are_the_real_ones(case):
             assert layer.bytes == real
             if not isinstance(optimizer._method.wants(LayerShape(1, 4, 5))[0], Rows):
                 assert before[layer.name] == real
+
+
+QUIET = {mkor.HyLo: {"sampling": "kis"}}
+"""Options without which a method listens to the gradient's size for other reasons."""
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_norm_of_the_gradient_is_computed_for_methods_that_weigh_it(case, monkeypatch):
+    calls = []
+    real = Parameters.norm_share
+    monkeypatch.setattr(Parameters, "norm_share", lambda view: calls.append(view) or real(view))
+    cls, options = CASES[case]
+    model = nn.Linear(4, 3)
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = cls(model, base, **{**options, **QUIET.get(cls, {})})
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(5, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    weighs = optimizer._method.weighs()
+    assert weighs is (cls in (mkor.MKOR, mkor.KBFGS))
+    assert bool(calls) is weighs

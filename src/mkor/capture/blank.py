@@ -64,14 +64,14 @@ def blank_rows(shape: LayerShape, kind: Rows, norm: Tensor, rows: int) -> Seen:
     )
 
 
-def folded(shape: LayerShape, kind: Kind, fold: Tensor, norm: Tensor) -> Seen:
+def folded(shape: LayerShape, kind: Kind, fold: Tensor, norm: Tensor | None) -> Seen:
     """The input side of a fold (see `folds`), with no output gradient yet.
 
     Args:
         shape: The layer's.
         kind: What the fold is of.
         fold: The fold.
-        norm: Norm of the weight's gradient.
+        norm: Norm of the weight's gradient, if it is wanted.
     """
     side, empty = shape.inputs, fold[:, :0]
     if isinstance(kind, Moment):

@@ -41,7 +41,7 @@ def folds_seen(layer: Layer, leaves: Leaves, kinds: tuple[Kind, Kind]) -> Seen |
     if leaves.inputs.grad is None:
         return None
     fold = leaves.inputs.grad.detach()
-    seen = folded(view.shape, kinds[0], fold, view.norm_share())
+    seen = folded(view.shape, kinds[0], fold, None)
     seen = replace(seen, fed=bool(leaves.fed) and all(leaves.fed))
     bias = view.bias_share() if bias_tells(view, kinds[1]) else None
     if bias is not None and layer.bias_shows_gradient:
@@ -58,14 +58,13 @@ def rows_seen(view: View, leaves: RowLeaf) -> Seen | None:
     kept = {key: torch.cat([call[key] for call in leaves.seen], dim=1) for key in leaves.seen[0]}
     inputs, grads = kept.pop("inputs"), kept.pop("grads")
     rows = inputs.new_zeros(1) + leaves.rows  # no scalar of a tensor, which would be waited for
-    return Seen(inputs, grads, rows, view.norm_share(), False, kept=kept)
+    return Seen(inputs, grads, rows, None, False, kept=kept)
 
 
 def nothing(layer: Layer, kinds: tuple[Kind, Kind], absolute: bool) -> Seen:
     """The statistic of a layer that this worker didn't use: no rows."""
     view = layer.view
     seen = blank(layer, kinds, absolute, view.weight.device)
-    seen = replace(seen, gradient=view.norm_share())
     bias = view.bias_share() if seen.grads_reduced else None
     if seen.grads_reduced and bias is not None:
         seen = replace(seen, grads=bias.detach().to(seen.inputs.dtype))

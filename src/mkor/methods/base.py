@@ -139,7 +139,8 @@ class Seen:
             gradient is visible; the moment [G, o, o]; or rows [G, m, o].
         rows: Number of rows behind each of the r input sums, [r]; the number of rows, [1], for
             the other kinds.
-        gradient: Frobenius norm of each matrix of the weight's gradient, [G] or a scalar.
+        gradient: Frobenius norm of each matrix of the weight's gradient, [G] or a scalar; None
+            unless the method `weighs`.
         grads_reduced: Whether `grads` is already averaged over workers and unscaled, as a bias
             gradient is.
         samples: Number of samples, [1]; with moments and sketches only. Differs from `rows` where
@@ -158,7 +159,7 @@ class Seen:
     inputs: Tensor
     grads: Tensor
     rows: Tensor
-    gradient: Tensor
+    gradient: Tensor | None
     grads_reduced: bool
     samples: Tensor | None = None
     input_sums: Tensor | None = None
@@ -210,6 +211,10 @@ class Method(ABC):
 
     def absolute(self) -> bool:
         """Whether the size of the output gradients matters, so that a loss scale must come out."""
+        return False
+
+    def weighs(self) -> bool:
+        """Whether an update weighs its vectors against the size of the whole gradient."""
         return False
 
     def first(self: Self) -> Self:

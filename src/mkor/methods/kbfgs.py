@@ -97,6 +97,10 @@ class KBFGSMethod(Method):
         """λ is absolute, and ḡ must not change its scale between the passes."""
         return True
 
+    def weighs(self) -> bool:
+        """A mean gradient that is rounding noise is told by its share of the whole."""
+        return True
+
     def wants(self, shape: LayerShape) -> tuple[Kind, Kind]:
         """The second moment of inputs that get a factor; of the output gradients their sum."""
         return Moment(matrix=self.sides(shape)[1]), Sums(1)

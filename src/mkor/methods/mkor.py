@@ -90,6 +90,10 @@ class MKORMethod(Method):
         """Without damping, and relative to each other in rows, the vectors count as they are."""
         return self.damping is None or not self.dense
 
+    def weighs(self) -> bool:
+        """A mean gradient that is rounding noise is told by its share of the whole."""
+        return True
+
     def wants(self, shape: LayerShape) -> tuple[Kind, Kind]:
         """As many sums of blocks of rows, or with random signs, as an update has vectors."""
         kind = Sketch(self.vectors) if self.sketched else Sums(self.vectors)

@@ -67,7 +67,7 @@ NOISE = 1e-4
 """Size of the mean gradient's part of a weight gradient below which it is rounding noise."""
 
 
-def informative(inputs: Tensor, outputs: Tensor, gradient: Tensor) -> Tensor:
+def informative(inputs: Tensor, outputs: Tensor, gradient: Tensor | None) -> Tensor:
     """Whether the output vectors say anything about the gradient, [G].
 
     Their part of ∇W has the norm ‖g‖‖a‖. Before a batch normalisation, and for the keys of an
@@ -77,8 +77,13 @@ def informative(inputs: Tensor, outputs: Tensor, gradient: Tensor) -> Tensor:
     Args:
         inputs: [G, i, r].
         outputs: [G, o, q].
-        gradient: ‖∇W‖, [G] or a scalar.
+        gradient: ‖∇W‖, [G] or a scalar; there for a method that `weighs`.
+
+    Raises:
+        ValueError: There is no gradient to compare with.
     """
+    if gradient is None:
+        raise ValueError("the norm of the weight's gradient is needed in seen.gradient")
     norms = [torch.linalg.vector_norm(v, dim=(-2, -1)) for v in (inputs, outputs)]  # [G] each
     told: Tensor = ~(norms[0] * norms[1] <= NOISE * gradient)  # true where not a number
     return told
