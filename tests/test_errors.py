@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import prune
 
 import mkor
 from mismatches import flat, mlp, sgd
@@ -255,6 +256,29 @@ def test_a_group_that_does_not_fit(foreign):
         optimizer.add_param_group(group)
     assert flat(optimizer.state_dict()) == flat(before)
     assert optimizer.layers() == records and hooks(model) == 1
+
+
+def pruned(layer):
+    prune.l1_unstructured(layer, "weight", amount=0.5)
+
+
+def parametrised(layer):
+    nn.utils.parametrizations.weight_norm(layer)
+
+
+@pytest.mark.parametrize("change", [pruned, parametrised])
+def test_a_weight_that_is_no_parameter_any_more(change):
+    model = mlp()
+    optimizer = mkor.MKOR(model, sgd(model))
+    change(model[0])
+    with pytest.raises(RuntimeError, match="the weight of layer '0' is no parameter any more: it"):
+        model(torch.randn(6, 5))
+    optimizer.close()
+    again = mkor.MKOR(model, sgd(model))
+    model(torch.randn(6, 5)).square().mean().backward()
+    again.step()
+    reasons = {info.name: info.reason for info in again.layers()}
+    assert reasons["0"] == "its weight is computed, not a parameter"
 
 
 def test_a_base_that_preconditions_already():

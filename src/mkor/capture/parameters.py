@@ -37,6 +37,7 @@ Groups = tuple[Any, ...]
 class Parameters:
     """One weight with its bias, and how they make a matrix."""
 
+    name: str
     owner: nn.Module
     weight_name: str
     bias_name: str | None
@@ -54,7 +55,17 @@ class Parameters:
         self.kept = {name: p for name, p in own.items() if p is not None and is_sharded(p)}
 
     def parameter(self, name: str) -> Tensor | None:
-        """The parameter that is optimized."""
+        """The parameter that is optimized.
+
+        Raises:
+            RuntimeError: The module doesn't have it any more.
+        """
+        if name not in self.owner._parameters:
+            raise RuntimeError(
+                f"the {name} of layer '{self.name}' is no parameter any more: it was pruned, "
+                "parametrised or deleted after the optimizer was built; build the optimizer anew "
+                "after such changes"
+            )
         held, kept = self.owner._parameters[name], self.kept.get(name)
         return held if kept is None or (held is not None and is_sharded(held)) else kept
 
