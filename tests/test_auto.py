@@ -283,6 +283,23 @@ def test_a_direct_group_holds_what_can_be_updated(form):
     assert len(optimizer.param_groups) == 4
 
 
+@pytest.mark.parametrize("group", [0, 1])
+def test_the_update_of_a_group_is_not_edited(group):
+    model = small()
+    optimizer = mkor.auto(model)
+    take_steps(model, optimizer, 1)
+    kind = optimizer.param_groups[group]["update"]
+    other = {"direct": "adamw", "adamw": "direct"}[kind]
+    before = copy.deepcopy(model.state_dict())
+    optimizer.param_groups[group]["update"] = other
+    message = f"update of group {group} was changed from '{kind}' to '{other}'.*set it back"
+    with pytest.raises(RuntimeError, match=message):
+        take_steps(model, optimizer, 1)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    optimizer.param_groups[group]["update"] = kind
+    take_steps(model, optimizer, 1)
+
+
 def test_a_closed_optimizer_refuses_to_step():
     model = small()
     with mkor.auto(model) as optimizer:
@@ -323,3 +340,6 @@ def test_direct_groups_step_along_the_gradient():
     weight.grad = torch.tensor([[10.0, -10.0]])
     optimizer.step()
     torch.testing.assert_close(weight.data, torch.tensor([[0.95 - 1.0, 1.9 + 1.0]]))
+    optimizer.param_groups[0]["update"] = "adam"
+    with pytest.raises(ValueError, match="update='adam' is unknown"):
+        optimizer.step()

@@ -78,7 +78,12 @@ class SplitAdamW(Optimizer):
 
         Returns:
             The closure's loss, or None.
+
+        Raises:
+            ValueError: A group's `update` is unknown.
         """
+        for group in self.param_groups:
+            one_of("update", group.get("update"), RULES)
         loss = None
         if closure is not None:
             with torch.enable_grad():

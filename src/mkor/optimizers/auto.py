@@ -36,16 +36,35 @@ class Auto(MKOR):
         """Take a step; see `mkor.Preconditioner.step`.
 
         Raises:
-            RuntimeError: The optimizer was closed; or, of an attention's input projection, the
-                bias trains and the weight was frozen since.
+            RuntimeError: The optimizer was closed; the `update` of a group was edited; or, of an
+                attention's input projection, the bias trains and the weight was frozen since.
         """
         if self._closed:
             raise RuntimeError(
                 "this optimizer was closed, and without its hooks it has no updates for the "
                 "weight matrices; build a new one with mkor.auto(model, lr=...)"
             )
+        self._refuse_edits()
         self._refuse_lone_biases()
         return super().step(closure)
+
+    def _attach(self, *parts: Any) -> None:
+        super()._attach(*parts)
+        self._updates = self._kinds()
+
+    def _kinds(self) -> list[Any]:
+        """The `update` of each group."""
+        return [group.get("update") for group in self.param_groups]
+
+    def _refuse_edits(self) -> None:
+        """Refuse groups that MKOR updates and whose results AdamW would take, or the reverse."""
+        for number, (now, then) in enumerate(zip(self._kinds(), self._updates, strict=False)):
+            if now != then:
+                raise RuntimeError(
+                    f"the update of group {number} was changed from {then!r} to {now!r}, but which "
+                    "layers are observed was settled before: set it back, and name layers for "
+                    "AdamW by mkor.auto(model, adamw=[...])"
+                )
 
     def _refuse_lone_biases(self) -> None:
         """Refuse a bias that would step along its bare gradient, as its matrix has none."""
@@ -69,6 +88,7 @@ class Auto(MKOR):
         if param_group.get("update") == "direct":
             self._refuse_unobserved(validate.tensors(param_group["params"]))
         super().add_param_group(param_group)
+        self._updates.append(self.param_groups[-1]["update"])
 
     def _refuse_unobserved(self, params: list[Tensor]) -> None:
         """Refuse parameters that would step along their bare gradient."""
