@@ -48,6 +48,7 @@ from mkor.methods.statistics import (
     count,
     gradient_messages,
     informative,
+    input_sums,
     mean_gradient,
 )
 
@@ -280,13 +281,6 @@ class KBFGSMethod(Method):
             else:
                 covariance.replace_(state[key], torch.zeros_like(state[key]), skipped)
         count(state, resets=skipped)
-
-
-def input_sums(seen: Seen) -> Tensor:
-    """The sum of the input rows, [G, i]."""
-    if seen.input_sums is None:
-        raise ValueError("K-BFGS needs the sum of the input rows in seen.input_sums")
-    return seen.input_sums
 
 
 def outputs_of(seen: Seen, means: Tensor) -> Tensor:

@@ -22,6 +22,13 @@ def all_finite(*vectors: Tensor) -> Tensor:
     return torch.stack([torch.isfinite(v).all(dim=-1) for v in vectors]).all(dim=0)
 
 
+def input_sums(seen: Seen) -> Tensor:
+    """The sum of the input rows, [G, i], which comes with moments."""
+    if seen.input_sums is None:
+        raise ValueError("the sum of the input rows is needed in seen.input_sums")
+    return seen.input_sums
+
+
 def loss_scale(shown: Tensor, true: Tensor) -> Tensor:
     """What the gradient was multiplied by since the backward pass, a scalar; 1 where all is zero.
 
