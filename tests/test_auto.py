@@ -10,54 +10,8 @@ import torch
 from torch import nn
 
 import mkor
+from auto_model import batch, groups_by_name, small, take_steps
 from mkor.baselines.split import SplitAdamW
-
-
-class Small(nn.Module):
-    """An embedding, a convolution, a norm, an attention and two linear layers."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(9, 8)
-        self.convolution = nn.Conv1d(8, 8, 3, padding=1, bias=False)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.norm = nn.LayerNorm(8)
-        self.hidden = nn.Linear(8, 6)
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, tokens):
-        x = self.convolution(self.embedding(tokens).mT).mT
-        x = self.norm(x + self.attention(x, x, x, need_weights=False)[0])
-        return self.head(self.hidden(x).tanh())
-
-
-def batch(seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(9, (4, 5), generator=generator)
-
-
-def small(seed=0):
-    torch.manual_seed(seed)
-    return Small()
-
-
-def take_steps(model, optimizer, count, first=0):
-    losses = []
-    for seed in range(first, first + count):
-        optimizer.zero_grad()
-        loss = model(batch(seed)).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def groups_by_name(model, optimizer):
-    names = {id(p): name for name, p in model.named_parameters()}
-    return {
-        names[id(p)]: group["update"] for group in optimizer.param_groups for p in group["params"]
-    }
-
 
 MATRICES = {
     "convolution.weight",
@@ -84,74 +38,6 @@ def test_patterns_leave_layers_to_adamw():
     reasons = {info.name: info.reason for info in optimizer.layers()}
     assert reasons["head"] == "chosen for AdamW"
     assert reasons["embedding"] == "no rule for Embedding"
-
-
-def test_tied_and_frozen_weights():
-    model = small()
-    model.tied = nn.Linear(8, 9, bias=False)
-    model.tied.weight = model.embedding.weight
-    model.hidden.weight.requires_grad_(False)
-    found = groups_by_name(model, mkor.auto(model))
-    assert found["embedding.weight"] == "adamw"
-    assert found["hidden.weight"] == "direct"  # it may be unfrozen
-    assert found["hidden.bias"] == "adamw"
-
-
-def test_a_layer_that_is_unfrozen_trains():
-    model = small()
-    model.hidden.requires_grad_(False)
-    optimizer = mkor.auto(model, lr=0.01, weight_decay=0.0)
-    before = [p.detach().clone() for p in model.hidden.parameters()]
-    take_steps(model, optimizer, 2)
-    assert all(map(torch.equal, before, model.hidden.parameters()))
-    assert "frozen" in {info.reason for info in optimizer.layers() if info.name == "hidden"}
-    model.hidden.requires_grad_(True)
-    take_steps(model, optimizer, 1)
-    moved = model.hidden.weight - before[0]
-    assert moved.square().mean().sqrt().item() == pytest.approx(0.01, rel=1e-3)
-    assert not torch.equal(before[1], model.hidden.bias)
-
-
-@pytest.mark.parametrize("separate", [False, True])
-@pytest.mark.parametrize("frozen", ["weight", "bias"])
-def test_half_of_an_input_projection_is_adamws(frozen, separate):
-    attention = nn.MultiheadAttention(8, 2, kdim=4 if separate else None)
-    part = {"weight": "k_proj_weight" if separate else "in_proj_weight", "bias": "in_proj_bias"}
-    attention.get_parameter(part[frozen]).requires_grad_(False)
-    found = groups_by_name(attention, mkor.auto(attention))
-    assert found["in_proj_bias"] == found[part["weight"]] == "adamw"
-    assert found["out_proj.weight"] == "direct"
-
-
-def test_an_input_projection_is_not_divided():
-    attention = nn.MultiheadAttention(8, 2, kdim=4)
-    found = groups_by_name(attention, mkor.auto(attention, adamw=["q_proj"]))
-    assert {n for n, update in found.items() if update == "direct"} == {"out_proj.weight"}
-
-
-def test_a_weight_may_not_be_frozen_beside_its_bias_in_an_input_projection():
-    model = small()
-    optimizer = mkor.auto(model)
-    take_steps(model, optimizer, 1)
-    model.attention.in_proj_weight.requires_grad_(False)
-    before = model.attention.in_proj_bias.detach().clone()
-    with pytest.raises(RuntimeError, match=r"'attention\.in_proj' is frozen while its bias trains"):
-        take_steps(model, optimizer, 1)
-    assert torch.equal(before, model.attention.in_proj_bias)
-    model.attention.in_proj_bias.requires_grad_(False)
-    model.zero_grad()
-    take_steps(model, optimizer, 1)
-    assert torch.equal(before, model.attention.in_proj_bias)
-
-
-def test_rates_and_decay_of_the_groups():
-    model = small()
-    optimizer = mkor.auto(model, lr=0.01, weight_decay=0.2)
-    rows = [(g["update"], g["lr"], g["weight_decay"]) for g in optimizer.param_groups]
-    assert rows == [("direct", 0.01, 0.2), ("adamw", 0.04, 0.2), ("adamw", 0.04, 0.0)]
-    assert all(p.dim() <= 1 for p in optimizer.param_groups[2]["params"])
-    other = mkor.auto(small(), lr=0.01, adamw_lr=0.5)
-    assert [group["lr"] for group in other.param_groups] == [0.01, 0.5, 0.5]
 
 
 def test_a_step_of_a_matrix_has_the_size_of_the_learning_rate():
@@ -243,63 +129,6 @@ def test_a_copy_goes_on_the_same(copy_of):
     assert take_steps(twin, other, 3, 3) == take_steps(model, optimizer, 3, 3)
 
 
-def test_a_group_that_is_added_is_adamws_unless_told():
-    model = small()
-    optimizer = mkor.auto(model)
-    model.extra = nn.Linear(3, 3)
-    optimizer.add_param_group({"params": [model.extra.weight], "update": "direct", "lr": 0.1})
-    optimizer.add_param_group({"params": [model.extra.bias]})
-    found = groups_by_name(model, optimizer)
-    assert (found["extra.weight"], found["extra.bias"]) == ("direct", "adamw")
-    assert "extra" in {info.name for info in optimizer.layers() if info.preconditioned}
-    with pytest.raises(ValueError, match="update='adam' is unknown"):
-        optimizer.add_param_group({"params": [], "update": "adam"})
-
-
-@pytest.mark.parametrize("copied", [False, True])
-def test_a_group_that_is_added_has_the_learning_rate_of_its_kind(copied):
-    model = small()
-    optimizer = mkor.auto(model, lr=0.01, adamw_lr=0.03)
-    if copied:
-        model, optimizer = copy.deepcopy((model, optimizer))
-        optimizer.load_state_dict(optimizer.state_dict())
-    model.extra = nn.Linear(3, 3)
-    optimizer.add_param_group({"params": [model.extra.weight], "update": "direct"})
-    optimizer.add_param_group({"params": [model.extra.bias]})
-    assert [group["lr"] for group in optimizer.param_groups[-2:]] == [0.01, 0.03]
-
-
-@pytest.mark.parametrize("form", [list, iter, lambda params: next(iter(params))])
-def test_a_direct_group_holds_what_can_be_updated(form):
-    model = small()
-    optimizer = mkor.auto(model)
-    model.other = nn.LayerNorm(3)
-    before = copy.deepcopy(optimizer.state_dict()["param_groups"])
-    with pytest.raises(ValueError, match=r"'other\.weight' is not the weight.*leave it to AdamW"):
-        optimizer.add_param_group({"params": form(model.other.parameters()), "update": "direct"})
-    assert optimizer.state_dict()["param_groups"] == before
-    model.extra = nn.Linear(3, 3)
-    optimizer.add_param_group({"params": form(model.extra.parameters()), "update": "direct"})
-    assert len(optimizer.param_groups) == 4
-
-
-@pytest.mark.parametrize("group", [0, 1])
-def test_the_update_of_a_group_is_not_edited(group):
-    model = small()
-    optimizer = mkor.auto(model)
-    take_steps(model, optimizer, 1)
-    kind = optimizer.param_groups[group]["update"]
-    other = {"direct": "adamw", "adamw": "direct"}[kind]
-    before = copy.deepcopy(model.state_dict())
-    optimizer.param_groups[group]["update"] = other
-    message = f"update of group {group} was changed from '{kind}' to '{other}'.*set it back"
-    with pytest.raises(RuntimeError, match=message):
-        take_steps(model, optimizer, 1)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    optimizer.param_groups[group]["update"] = kind
-    take_steps(model, optimizer, 1)
-
-
 def test_a_closed_optimizer_refuses_to_step():
     model = small()
     with mkor.auto(model) as optimizer:
@@ -309,12 +138,22 @@ def test_a_closed_optimizer_refuses_to_step():
 
 
 BAD = [
-    ({"lr": -1.0}, ValueError, "Invalid learning rate: -1.0"),
+    ({"lr": -1.0}, ValueError, "lr=-1.0 is out of range: lr must be finite and at least 0"),
+    ({"lr": "fast"}, ValueError, "lr='fast' is out of range"),
+    ({"lr": None}, ValueError, "lr=None is out of range"),
+    ({"lr": float("inf")}, ValueError, "lr=inf is out of range"),
+    ({"lr": torch.tensor([0.1, 0.2])}, ValueError, "lr=tensor([0.1000, 0.2000]) is out of range"),
     ({"adamw_lr": "fast"}, ValueError, "adamw_lr='fast' is out of range"),
     ({"adamw": "head"}, ValueError, "adamw='head' is out of range: adamw must be a sequence"),
     ({"adamw": ["("]}, ValueError, "adamw='(' is no regular expression"),
     ({"momentum": 1.0}, ValueError, "momentum=1.0 is out of range"),
-    ({"betas": (2.0, 0.9)}, ValueError, "Invalid beta parameter"),
+    ({"adamw_lr": torch.tensor(-1.0)}, ValueError, "adamw_lr=tensor(-1.) is out of range"),
+    ({"betas": (2.0, 0.9)}, ValueError, "betas=(2.0, 0.9) is out of range: betas must be two"),
+    ({"betas": 0.9}, ValueError, "betas=0.9 is out of range"),
+    ({"betas": (0.9,)}, ValueError, "betas=(0.9,) is out of range"),
+    ({"betas": ("a", "b")}, ValueError, "betas=('a', 'b') is out of range"),
+    ({"eps": "small"}, ValueError, "eps='small' is out of range: eps must be finite"),
+    ({"weight_decay": None}, ValueError, "weight_decay=None is out of range: weight_decay must"),
 ]
 
 
@@ -324,7 +163,46 @@ def test_bad_options(options, error, text):
         mkor.auto(small(), **options)
 
 
+def test_rates_may_be_tensors():
+    rates = {"lr": torch.tensor(0.01), "adamw_lr": torch.tensor([0.03])}
+    models = small(), small()
+    both = mkor.auto(models[0], **rates), mkor.auto(models[1], lr=0.01, adamw_lr=0.03)
+    first, second = (take_steps(m, o, 4) for m, o in zip(models, both, strict=True))
+    assert first == pytest.approx(second, rel=1e-5)
+
+
+def test_reasons_are_the_true_ones():
+    model = small()
+    model.tied = nn.Linear(8, 9, bias=False)
+    model.tied.weight = model.embedding.weight
+    model.turned = nn.Linear(2, 2, dtype=torch.complex64)
+    optimizer = mkor.auto(model, adamw=["head"])
+    reasons = {info.name: info.reason for info in optimizer.layers()}
+    assert reasons["tied"] == "its weight is shared with Embedding 'embedding'"
+    assert reasons["turned"] == "its weight is torch.complex64"
+    assert reasons["head"] == "chosen for AdamW"
+
+
+def test_a_pattern_that_matches_nothing():
+    with pytest.warns(UserWarning, match="^pattern 'heads' matches no module name"):
+        mkor.auto(small(), adamw=["heads"])
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_an_empty_layer_is_left_out(shape):
+    model = small()
+    model.empty = nn.Linear(*shape)
+    optimizer = mkor.auto(model)
+    assert "its weight is empty" in {i.reason for i in optimizer.layers() if i.name == "empty"}
+    take_steps(model, optimizer, 2)
+
+
 def test_bad_models():
+    with pytest.raises(
+        ValueError, match=r"parameter '1\.weight' is not initialised yet: run a forw"
+    ):
+        mkor.auto(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3)))
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got list"):
         mkor.auto([])
     frozen = nn.Linear(2, 2).requires_grad_(False)

@@ -118,7 +118,7 @@ def test_skip_takes_any_collection_but_no_generator():
 
 def test_a_skip_pattern_that_matches_nothing():
     model = mlp()
-    with pytest.warns(UserWarning, match=re.escape("skip pattern 'hed' matches no module name")):
+    with pytest.warns(UserWarning, match=re.escape("pattern 'hed' matches no module name")):
         mkor.MKOR(model, sgd(model), skip=["hed"])
 
 

@@ -5,16 +5,20 @@ The base of `mkor.auto`, whose preconditioned gradients are finished updates.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from mkor.checks import one_of
+from mkor.checks import is_number, one_of, require, share
 
 RULES = ("direct", "adamw")
 """What a group's `update` may be."""
+
+RATIO = 4.0
+"""AdamW's learning rate in parts of the matrices', where none is given."""
 
 
 class SplitAdamW(Optimizer):
@@ -38,7 +42,7 @@ class SplitAdamW(Optimizer):
         Args:
             params: Groups of parameters, as in `torch.optim`.
             lr: Learning rate of groups that name none.
-            adamw_lr: That of "adamw" groups; None for `lr`.
+            adamw_lr: That of "adamw" groups; None for 4 times `lr`.
             betas: AdamW's decays of the averages of the gradient and of its square.
             eps: Added to the root of the second average.
             weight_decay: Weight decay (λ).
@@ -46,8 +50,10 @@ class SplitAdamW(Optimizer):
         Raises:
             ValueError: An option is out of range.
         """
+        check_rates(lr, adamw_lr)
+        check_adamw(betas, eps, weight_decay)
         self._adamw = inner(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        self._rates = {"direct": lr, "adamw": lr if adamw_lr is None else adamw_lr}
+        self._rates = {"direct": lr, "adamw": RATIO * lr if adamw_lr is None else adamw_lr}
         super().__init__(params, {**self._adamw.defaults, "update": "adamw"})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,6 +102,30 @@ class SplitAdamW(Optimizer):
         self._adamw.param_groups = [g for g in self.param_groups if g["update"] == "adamw"]
         self._adamw.step()
         return loss
+
+
+def check_rates(lr: Any, adamw_lr: Any) -> None:
+    """Check learning rates: numbers, or tensors of one, as torch takes them."""
+    rule = "finite and at least 0"
+    require("lr", lr, is_rate(lr), rule)
+    require("adamw_lr", adamw_lr, adamw_lr is None or is_rate(adamw_lr), f"{rule}, or None")
+
+
+def is_rate(value: Any) -> bool:
+    """Whether a value is a learning rate."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and is_rate(value.item())
+    return is_number(value) and value >= 0
+
+
+def check_adamw(betas: Any, eps: Any, weight_decay: Any) -> None:
+    """Check AdamW's other options."""
+    pair = isinstance(betas, Sequence) and len(betas) == 2
+    good = pair and all(is_number(beta) and share(beta) for beta in betas)
+    require("betas", betas, good, "two numbers of at least 0 and below 1")
+    require("eps", eps, is_number(eps) and eps >= 0, "finite and at least 0")
+    sound = is_number(weight_decay) and weight_decay >= 0
+    require("weight_decay", weight_decay, sound, "finite and at least 0")
 
 
 def inner(**options: Any) -> AdamW:

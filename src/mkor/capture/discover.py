@@ -139,6 +139,8 @@ def no_rule(module: nn.Module, direct: dict[str, nn.Parameter]) -> str | None:
         return f"no rule for {type(module).__name__}"
     if module._parameters.get("weight") is None:
         return COMPUTED
+    if module._parameters["weight"].numel() == 0:  # type: ignore[union-attr]
+        return "its weight is empty"
     return None
 
 
@@ -225,11 +227,11 @@ def matches(patterns: list[str], name: str) -> bool:
 
 
 def warn_unmatched(patterns: list[str], names: list[str]) -> None:
-    """Warn of skip patterns that match no module and no layer."""
+    """Warn of patterns that match no module and no layer."""
     for pattern in patterns:
         if not any(re.search(pattern, name) for name in names):
             warnings.warn(
-                f"skip pattern {pattern!r} matches no module name; see optimizer.layers()",
+                f"pattern {pattern!r} matches no module name; see optimizer.layers()",
                 UserWarning,
                 stacklevel=2,
             )

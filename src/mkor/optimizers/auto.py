@@ -9,18 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from mkor import validate
 from mkor.baselines.split import SplitAdamW
 from mkor.capture.attention import AttentionInputView
 from mkor.capture.discover import FOREIGN, find_layers
 from mkor.capture.views import View
-from mkor.checks import Schedule, is_number, require
+from mkor.checks import Schedule
 from mkor.optimizers.mkor import MKOR
 from mkor.report import LayerInfo
-
-RATIO = 4.0
-"""AdamW's learning rate in parts of the matrices', where none is given."""
 
 
 class Auto(MKOR):
@@ -108,10 +106,14 @@ class Auto(MKOR):
 
     def layers(self) -> list[LayerInfo]:
         """One record per layer: what is preconditioned, and what AdamW trains and why."""
-        infos = super().layers()
+        every = {id(p) for p in self.model.parameters()}
+        _, left = find_layers(self.model, every, (), lambda view: None)
+        why = {module.name: module.reason for module in left}
         return [
-            replace(info, reason="chosen for AdamW") if info.reason == FOREIGN else info
-            for info in infos
+            replace(info, reason=why.get(info.name, "chosen for AdamW"))
+            if info.reason == FOREIGN
+            else info
+            for info in super().layers()
         ]
 
     def _optimized(self) -> set[int]:
@@ -160,7 +162,7 @@ def auto(
 
     Args:
         model: The model; layers are observed by hooks.
-        lr: Learning rate of the matrices.
+        lr: Learning rate of the matrices: a number or a tensor of one.
         adamw_lr: That of AdamW; None for 4 times `lr`.
         adamw: Regular expressions; layers in whose name one of them is found are left to AdamW.
         betas: AdamW's decays of the averages of the gradient and of its square.
@@ -184,10 +186,8 @@ def auto(
         ValueError: An option is out of range, or the model has nothing to train.
     """
     validate.check_model(model)
-    good = adamw_lr is None or (is_number(adamw_lr) and adamw_lr >= 0)
-    require("adamw_lr", adamw_lr, good, "finite and at least 0, or None")
+    check_initialised(model)
     validate.patterns("adamw", adamw)
-    adamw_lr = RATIO * lr if adamw_lr is None else adamw_lr
     groups = split(model, adamw)
     base = SplitAdamW(
         groups, lr, adamw_lr=adamw_lr, betas=betas, eps=eps, weight_decay=weight_decay
@@ -211,6 +211,16 @@ def auto(
         wire_dtype=wire_dtype,
         on_nonfinite=on_nonfinite,
     )
+
+
+def check_initialised(model: nn.Module) -> None:
+    """Refuse lazy parameters, whose shape would decide their update."""
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ValueError(
+                f"parameter '{name}' is not initialised yet: run a forward pass before building "
+                "the optimizer"
+            )
 
 
 def split(model: nn.Module, adamw: Sequence[str]) -> list[dict[str, Any]]:
