@@ -36,6 +36,17 @@ def test_a_layer_that_is_unfrozen_trains():
     assert not torch.equal(before[1], model.hidden.bias)
 
 
+def test_a_layer_that_is_frozen_stands_still_on_gradients_of_zero():
+    model = small()
+    optimizer = mkor.auto(model, lr=0.01)
+    take_steps(model, optimizer, 2)
+    model.hidden.weight.requires_grad_(False)
+    optimizer.zero_grad(set_to_none=False)
+    before = model.hidden.weight.clone()
+    optimizer.step()
+    assert torch.equal(before, model.hidden.weight)
+
+
 @pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("frozen", ["weight", "bias"])
 def test_half_of_an_input_projection_is_adamws(frozen, separate):

@@ -134,8 +134,8 @@ def inner(**options: Any) -> AdamW:
 
 
 def step_along(group: dict[str, Any]) -> None:
-    """One step of a group along its gradients."""
-    params = [p for p in group["params"] if p.grad is not None]
+    """One step of a group along its gradients, which those of frozen parameters are not."""
+    params = [p for p in group["params"] if p.grad is not None and p.requires_grad]
     if not params:
         return
     lr, decay = group["lr"], group["weight_decay"]
