@@ -226,7 +226,7 @@ def test_a_base_with_parameters_of_others():
     assert "step" not in vars(base)
 
 
-@pytest.mark.parametrize("foreign", ["all", "some", "named", "set", "twice", "empty dict"])
+@pytest.mark.parametrize("foreign", ["all", "some", "named", "set", "twice", "empty dict", "list"])
 def test_a_group_that_does_not_fit(foreign):
     model, other = mlp(), nn.Linear(7, 2)
     optimizer = mkor.MKOR(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
@@ -251,6 +251,7 @@ def test_a_group_that_does_not_fit(foreign):
         "set": ({"params": set(model[2].parameters())}, TypeError, "ordered collection"),
         "twice": ({"params": [model[0].weight]}, ValueError, "more than one parameter group"),
         "empty dict": ({}, KeyError, "params"),
+        "list": ([model[2].weight], TypeError, "param_group must be a dict with .*, got list"),
     }[foreign]
     with pytest.raises(error, match=message):
         optimizer.add_param_group(group)

@@ -261,8 +261,15 @@ def check_added(model: nn.Module, params: list[Tensor]) -> None:
         )
 
 
-def listed(group: dict[str, Any]) -> dict[str, Any]:
-    """A group whose parameters can be read twice; torch itself refuses a set of them."""
+def listed(group: Any) -> dict[str, Any]:
+    """A group whose parameters can be read twice; torch itself refuses a set of them.
+
+    Raises:
+        TypeError: The group is no dict.
+    """
+    if not isinstance(group, dict):
+        got = type(group).__name__
+        raise TypeError(f'param_group must be a dict with the key "params", got {got}')
     params = group["params"]
     return group if isinstance(params, (Tensor, set)) else {**group, "params": list(params)}
 
