@@ -137,7 +137,7 @@ def auto(
     power: float = 0.75,
     factor_decay: Schedule = 0.95,
     damping: Schedule = 0.003,
-    factor_update_steps: int | Callable[[int], int] = 1,
+    factor_update_steps: int | Callable[[int], int] = 4,
     warmup_steps: int = 10,
     kl_clip: Schedule | None = None,
     state_dtype: torch.dtype | None = None,
