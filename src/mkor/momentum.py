@@ -18,12 +18,11 @@ Buffers = dict[str, Tensor]
 
 
 def parts(view: View) -> Buffers:
-    """The parameters of a layer whose gradients make its matrix, where they have a dense one."""
+    """The parameters of a layer whose gradients make its matrix, where they have one."""
     found = {"weight": view.weight}
     if view.has_bias_column and view.bias is not None:
         found["bias"] = view.bias
-    dense = {key: p for key, p in found.items() if p.grad is not None}
-    return {key: p for key, p in dense.items() if p.grad.layout == torch.strided}  # type: ignore[union-attr]
+    return {key: parameter for key, parameter in found.items() if parameter.grad is not None}
 
 
 @torch.no_grad()
@@ -31,7 +30,7 @@ def accelerate(layers: Iterable[tuple[View, Buffers]], decay: float) -> None:
     """Take the gradients into the momentum and write Nesterov's step into them.
 
     Args:
-        layers: Each with its buffers, which are made at their first use.
+        layers: With dense gradients; each with its buffers, which are made at their first use.
         decay: β.
     """
     for view, buffers in layers:

@@ -52,7 +52,6 @@ def run_alike(requests: dict[str, Stacked]) -> dict[str, Tensors]:
     out = first.function(state, given)
     lengths = [len(next(iter(part.values()))) for part in states]
     for key, tensor in state.items():
-        for own, new in zip(states, tensor.split(lengths), strict=True):
-            own[key].copy_(new)
+        torch._foreach_copy_([own[key] for own in states], tensor.split(lengths))
     parts = {key: tensor.split(lengths) for key, tensor in out.items()}
     return {name: {key: part[i] for key, part in parts.items()} for i, name in enumerate(names)}
