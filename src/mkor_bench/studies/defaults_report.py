@@ -12,10 +12,10 @@ from mkor_bench.report.curves import FILE_NAME as CURVES_NAME
 from mkor_bench.report.curves import write_curves
 from mkor_bench.report.results import to_json
 from mkor_bench.report.table import number
+from mkor_bench.studies.conditions import conditions
 from mkor_bench.studies.outcome import TaskOutcome, median
 from mkor_bench.studies.study import Report, Request
 from mkor_bench.summary import OptimizerResult, final_loss
-from mkor_bench.train import SCHEDULE
 
 JSON_NAME, TABLE_NAME = "defaults.json", "defaults.md"
 
@@ -58,39 +58,6 @@ def write_report(
     _write(folder / TABLE_NAME, text)
     write_curves(folder, [outcome.result for outcome in outcomes])
     return Report((JSON_NAME, TABLE_NAME, CURVES_NAME), tuple(tables))
-
-
-def conditions(asked: Request, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Tells under which conditions results arose, and whether they were all the same.
-
-    Args:
-        asked: What was done.
-        records: The results as they are kept.
-
-    Returns:
-        What JSON can hold.
-    """
-    return {
-        "quick": asked.quick,
-        "seeds": asked.seeds,
-        "schedule": SCHEDULE,
-        "threads": 1,
-        "machines": _different(records, "machine"),
-        "versions": _different(records, "versions"),
-        "sources": _different(records, "sources"),
-        "pieces": len(records),
-        "processor_hours": round(
-            sum(record["result"]["processor_seconds"] for record in records) / 3600, 2
-        ),
-    }
-
-
-def _different(records: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
-    found: list[Any] = []
-    for record in records:
-        if record[key] not in found:
-            found.append(record[key])
-    return found
 
 
 def _medians(name: str, outcomes: Sequence[TaskOutcome]) -> dict[str, Any]:
