@@ -1,4 +1,4 @@
-"""MiniLM fine-tuned by Hugging Face's Trainer: AdamW alone, and MKOR around it.
+"""MiniLM fine-tuned by Hugging Face's Trainer: AdamW alone, MKOR around it, and mkor.auto.
 
     MKOR_DATA=... python benchmarks/finetune.py             # tune on one seed, then three seeds
     MKOR_DATA=... python benchmarks/finetune.py --steps 300
@@ -31,7 +31,7 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 TUNING_SEED = 1000
 LRS = (1e-4, 3e-4, 1e-3)
 SKETCH = {"representation": "lowrank", "statistic": "sketch", "vectors": 16}
-ROWS: dict[str, dict[str, Any] | None] = {"adamw": None, "mkor": {}, "mkor sketch": SKETCH}
+ROWS: dict[str, dict[str, Any]] = {"adamw": {}, "mkor": {}, "mkor sketch": SKETCH, "auto": {}}
 BATCH, TEST = 16, 400
 
 
@@ -41,14 +41,13 @@ def optimizer_of(row: str, lr: float) -> dict[str, Any]:
     def base(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr=lr)
 
-    options = ROWS[row]
-    if options is None:
-
-        def plain(model: torch.nn.Module, base: Any) -> torch.optim.Optimizer:
-            return base
-
-        return {"optimizer_cls_and_kwargs": optimizer_factory(plain, base, weight_decay=0.01)}
-    factory = optimizer_factory(mkor.MKOR, base, weight_decay=0.01, **options)
+    if row == "auto":
+        factory = optimizer_factory(mkor.auto, lr=lr)
+        return {"optimizer_cls_and_kwargs": factory, "callbacks": [PreconditionerCallback()]}
+    if row == "adamw":
+        factory = optimizer_factory(lambda model, base: base, base, weight_decay=0.01)
+        return {"optimizer_cls_and_kwargs": factory}
+    factory = optimizer_factory(mkor.MKOR, base, weight_decay=0.01, **ROWS[row])
     return {"optimizer_cls_and_kwargs": factory, "callbacks": [PreconditionerCallback()]}
 
 

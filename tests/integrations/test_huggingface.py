@@ -95,10 +95,17 @@ def test_padding_counts_without_the_callback(tmp_path):
         assert_agree(model, optimizer, other, reference, 1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"statistic": "sketch", "vectors": 3}], ids=str)
-def test_resuming_is_exact(tmp_path, options):
-    def optimizer():
-        return optimizer_factory(mkor.MKOR, adamw, factor_update_steps=3, **options)
+FACTORIES = {
+    "mean": lambda: optimizer_factory(mkor.MKOR, adamw, factor_update_steps=3),
+    "sketch": lambda: optimizer_factory(
+        mkor.MKOR, adamw, factor_update_steps=3, statistic="sketch", vectors=3
+    ),
+    "auto": lambda: optimizer_factory(mkor.auto, lr=0.01, vectors=3, rank=4),
+}
+
+
+@pytest.mark.parametrize("optimizer", FACTORIES.values(), ids=FACTORIES)
+def test_resuming_is_exact(tmp_path, optimizer):
 
     whole = trainer(tmp_path, tiny(), optimizer(), save_strategy="steps", save_steps=4)
     whole.train()
@@ -124,6 +131,15 @@ def test_a_model_that_is_built_late(tmp_path):
     own = late.optimizer.optimizer
     assert isinstance(own, mkor.Eva)
     assert {info.updates for info in own.layers() if info.preconditioned} == {6}
+
+
+@pytest.mark.parametrize(("given", "decay"), [({}, 0.01), ({"weight_decay": 0.2}, 0.2)])
+def test_the_factory_of_auto_needs_no_base(given, decay):
+    make, arguments = optimizer_factory(mkor.auto, lr=0.02, **given)
+    optimizer = make(**arguments)(tiny())
+    assert isinstance(optimizer, mkor.Preconditioner)
+    assert optimizer.param_groups[0]["lr"] == 0.02
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {decay, 0.0}
 
 
 def test_groups_of_weight_decay_hold_what_trains():

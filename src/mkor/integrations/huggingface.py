@@ -4,11 +4,12 @@
         model,
         args,
         train_dataset=data,
-        optimizer_cls_and_kwargs=optimizer_factory(mkor.MKOR, base),
+        optimizer_cls_and_kwargs=optimizer_factory(mkor.auto, lr=args.learning_rate),
         callbacks=[PreconditionerCallback()],
     )
 
-`base` makes the base optimizer of parameter groups. `Trainer(optimizers=(optimizer, None))` with an
+`optimizer_factory(mkor.MKOR, base)` is for the methods that surround another optimizer, which
+`base` makes of parameter groups. `Trainer(optimizers=(optimizer, None))` with an
 optimizer that was built before does as well.
 """
 
@@ -32,9 +33,9 @@ Build = Callable[[nn.Module], Preconditioner]
 
 def optimizer_factory(
     method: Callable[..., Preconditioner],
-    base: Callable[[list[dict[str, Any]]], Optimizer],
+    base: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
     *,
-    weight_decay: float = 0.0,
+    weight_decay: float | None = None,
     **options: Any,
 ) -> tuple[Callable[[], Build], dict[str, Any]]:
     """What `Trainer(optimizer_cls_and_kwargs=...)` takes, to make the optimizer of its model.
@@ -43,15 +44,20 @@ def optimizer_factory(
     are left out.
 
     Args:
-        method: The class of the optimizer, such as `mkor.MKOR`.
+        method: The class of the optimizer, such as `mkor.MKOR`, or `mkor.auto`.
         base: Makes the base optimizer of a list of parameter groups, such as
-            `lambda groups: torch.optim.AdamW(groups, lr=args.learning_rate)`.
-        weight_decay: Weight decay of matrices; biases and the weights of norms have none.
+            `lambda groups: torch.optim.AdamW(groups, lr=args.learning_rate)`. None for
+            `mkor.auto`, which has no other and takes its `lr` as an option.
+        weight_decay: Weight decay of matrices; biases and the weights of norms have none. None
+            for 0 with `base`, and for the default of `method` without.
         options: Those of `method`.
     """
 
     def build(model: nn.Module) -> Preconditioner:
-        return method(model, base(decay_groups(model, weight_decay)), **options)
+        if base is not None:
+            return method(model, base(decay_groups(model, weight_decay or 0.0)), **options)
+        decay = {} if weight_decay is None else {"weight_decay": weight_decay}
+        return method(model, **decay, **options)
 
     return lambda: build, {}
 
