@@ -20,5 +20,6 @@ Modules, in reading order:
 * ``summary``     what is read off the curves
 * ``studies``     many runs, each kept and never run again, and what they show
 * ``report``      table, ``results.json``, ``curves.png``, TensorBoard events
-* ``cli``         the command line, which only translates; ``help`` is what it teaches
+* ``cli``         the command line, which only translates; ``arguments`` says how options are
+                  read, ``help`` is what it teaches
 """

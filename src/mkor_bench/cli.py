@@ -6,18 +6,24 @@ What the commands do is in :mod:`mkor_bench.commands`, which is imported when on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from mkor_bench.errors import UserError
+from mkor_bench.arguments import (
+    DATA,
+    LR,
+    SEED,
+    THREADS,
+    count,
+    mistakes_in_one_line,
+    names,
+    whole,
+)
 from mkor_bench.help import COMPARE_HELP, ESTIMATE_HELP, STUDY_HELP, TRAIN_HELP
 from mkor_bench.interrupt import INTERRUPTED, end_at_once, ignore
 from mkor_bench.optimizers import OPTIMIZERS
-from mkor_bench.options import check_lr, parse_whole
 from mkor_bench.report.machine import version
 
 app = typer.Typer(
@@ -31,45 +37,6 @@ app = typer.Typer(
 )
 
 
-@contextmanager
-def _mistakes_in_one_line() -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("Interrupted.", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-
-
-def _whole(option: str) -> Callable[[Any], int]:
-    """Makes the reader of an option's number, for errors that name what was typed."""
-
-    def read(value: Any) -> int:
-        with _mistakes_in_one_line():
-            return parse_whole(str(value), option)
-
-    return read
-
-
-def _learning_rate(value: Any) -> float:
-    with _mistakes_in_one_line():
-        return check_lr(value, "--lr")
-
-
-def _names(what: str) -> Any:
-    """Makes the option of a study that takes names."""
-    return typer.Option(
-        metavar="NAMES", help=f"{what}, separated by commas.", show_default="the study's own"
-    )
-
-
-def _count(option: str, told: str, default: str) -> Any:
-    """Makes an option that takes a whole number and has a default in words."""
-    return typer.Option(metavar="N", parser=_whole(option), help=told, show_default=default)
-
-
 def _tell_version(asked: bool) -> None:
     if asked:
         typer.echo(f"mkor {version()}")
@@ -77,26 +44,6 @@ def _tell_version(asked: bool) -> None:
 
 
 _OPTIMIZER_NAMES = ",".join(row.name for row in OPTIMIZERS.values() if row.compared)
-_DATA = typer.Option(
-    metavar="FOLDER",
-    envvar="MKOR_DATA",
-    help="Folder with data sets, or hub, for tasks that read any.",
-)
-_THREADS = typer.Option(
-    metavar="N", parser=_whole("--threads"), help="torch threads of a run, at most the cores."
-)
-_LR = typer.Option(
-    metavar="NUMBER",
-    parser=_learning_rate,
-    help="Peak learning rate.",
-    show_default="the task's own, or 0.01",
-)
-_SEED = typer.Option(
-    metavar="N",
-    parser=_whole("--seed"),
-    help="Seed of the model and the data.",
-    show_default="0",
-)
 
 
 @app.callback()
@@ -129,23 +76,23 @@ def compare(
         int | None,
         typer.Option(
             metavar="N",
-            parser=_whole("--steps"),
+            parser=whole("--steps"),
             help="Steps of a run.",
             show_default="each task's own",
         ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(metavar="N", parser=_whole("--seeds"), help="How many seeds, from 0 on.")
+        int, typer.Option(metavar="N", parser=whole("--seeds"), help="How many seeds, from 0 on.")
     ] = 3,
-    threads: Annotated[int, _THREADS] = 1,
+    threads: Annotated[int, THREADS] = 1,
     output: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Output folder.", show_default="runs/TASK"),
     ] = None,
-    data: Annotated[str | None, _DATA] = None,
+    data: Annotated[str | None, DATA] = None,
 ) -> None:
     """Compares optimizers on a task."""
-    with _mistakes_in_one_line():
+    with mistakes_in_one_line():
         from mkor_bench.commands import run_compare
 
         run_compare(
@@ -164,27 +111,27 @@ def compare(
 def train(
     task: Annotated[str, typer.Argument(metavar="TASK", help="What to train.")],
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="The optimizer.")] = "mkor",
-    lr: Annotated[float | None, _LR] = None,
+    lr: Annotated[float | None, LR] = None,
     steps: Annotated[
         int | None,
         typer.Option(
-            metavar="N", parser=_whole("--steps"), help="Steps.", show_default="the task's own"
+            metavar="N", parser=whole("--steps"), help="Steps.", show_default="the task's own"
         ),
     ] = None,
-    seed: Annotated[int | None, _SEED] = None,
-    threads: Annotated[int, _THREADS] = 1,
+    seed: Annotated[int | None, SEED] = None,
+    threads: Annotated[int, THREADS] = 1,
     output: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER", help="Output folder.", show_default="runs/train/TASK-OPTIMIZER"
         ),
     ] = None,
-    data: Annotated[str | None, _DATA] = None,
+    data: Annotated[str | None, DATA] = None,
     checkpoint_every: Annotated[
         int,
         typer.Option(
             metavar="N",
-            parser=_whole("--checkpoint-every"),
+            parser=whole("--checkpoint-every"),
             help="Steps between checkpoints; 0: only at the end.",
         ),
     ] = 100,
@@ -193,7 +140,7 @@ def train(
     ] = False,
 ) -> None:
     """Trains one model with one optimizer."""
-    with _mistakes_in_one_line():
+    with mistakes_in_one_line():
         from mkor_bench.commands import run_train
 
         code = run_train(
@@ -217,13 +164,13 @@ def study(
     quick: Annotated[
         bool, typer.Option("--quick", help="A small part at a small size, in minutes.")
     ] = False,
-    tasks: Annotated[str | None, _names("Tasks or groups")] = None,
-    optimizers: Annotated[str | None, _names("Optimizers")] = None,
+    tasks: Annotated[str | None, names("Tasks or groups")] = None,
+    optimizers: Annotated[str | None, names("Optimizers")] = None,
     seeds: Annotated[
-        int | None, _count("--seeds", "How many seeds, from 0 on.", "the study's own")
+        int | None, count("--seeds", "How many seeds, from 0 on.", "the study's own")
     ] = None,
     workers: Annotated[
-        int | None, _count("--workers", "Processes side by side, one thread each.", "one a core")
+        int | None, count("--workers", "Processes side by side, one thread each.", "one a core")
     ] = None,
     report: Annotated[
         bool, typer.Option("--report", help="Report on what is there; run nothing.")
@@ -232,10 +179,10 @@ def study(
         Path | None,
         typer.Option(metavar="FOLDER", help="Output folder.", show_default="runs/study/NAME"),
     ] = None,
-    data: Annotated[str | None, _DATA] = None,
+    data: Annotated[str | None, DATA] = None,
 ) -> None:
     """Does a study, in as many pieces as it takes."""
-    with _mistakes_in_one_line():
+    with mistakes_in_one_line():
         from mkor_bench.studies.command import run_study
 
         run_study(
@@ -266,7 +213,7 @@ def estimate(
     ] = None,
 ) -> None:
     """Predicts the time of a step on many workers."""
-    with _mistakes_in_one_line():
+    with mistakes_in_one_line():
         from mkor_bench.scale.command import run_estimate
 
         run_estimate(
