@@ -19,7 +19,7 @@ Modules, in reading order:
 * ``compare``     learning rates on one common grid, then several seeds at the best
 * ``summary``     what is read off the curves
 * ``studies``     many runs, each kept and never run again, and what they show
-* ``report``      table, ``results.json``, ``curves.png``, TensorBoard events
+* ``report``      table, ``results.json``, ``curves.png``, TensorBoard events; ``report.html``
 * ``cli``         the command line, which only translates; ``arguments`` says how options are
                   read, ``help`` is what it teaches
 """

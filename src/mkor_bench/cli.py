@@ -21,7 +21,7 @@ from mkor_bench.arguments import (
     names,
     whole,
 )
-from mkor_bench.help import COMPARE_HELP, ESTIMATE_HELP, STUDY_HELP, TRAIN_HELP
+from mkor_bench.help import COMPARE_HELP, ESTIMATE_HELP, REPORT_HELP, STUDY_HELP, TRAIN_HELP
 from mkor_bench.interrupt import INTERRUPTED, end_at_once, ignore
 from mkor_bench.optimizers import OPTIMIZERS
 from mkor_bench.report.machine import version
@@ -196,6 +196,19 @@ def study(
             data=data,
             report_only=report,
         )
+
+
+@app.command(help=REPORT_HELP)
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where studies wrote to.", show_default=False)
+    ],
+) -> None:
+    """Puts the findings of studies on one page."""
+    with mistakes_in_one_line():
+        from mkor_bench.report.command import run_report
+
+        run_report(folder)
 
 
 @app.command(help=ESTIMATE_HELP)

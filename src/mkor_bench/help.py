@@ -1,4 +1,4 @@
-"""What ``--help`` of ``mkor compare``, ``train``, ``study`` and ``estimate`` teaches."""
+"""What ``--help`` of each command teaches."""
 
 from __future__ import annotations
 
@@ -124,6 +124,26 @@ choice, and held-out (the two that defaults must not be chosen by).
 
 **Written to the output folder:** runs/ (a JSON file for each finished run, with the machine and
 the versions), and the report: for defaults, defaults.json, defaults.md and curves.png.
+"""
+
+REPORT_HELP = """
+Put the findings of studies on one page: each claim of the paper, what was measured, a verdict.
+
+The page is report.html in FOLDER, made of the sections that studies wrote into FOLDER and into
+the folders in it. It needs no network and no other file, so it can be sent as it is: tables sort
+by a click on a heading (or Tab and Enter), charts are in it, and it reads on a phone, in the dark
+and on paper. Where a claim did not hold, it says so at the top.
+
+A damaged section or figure is named, and then no page is written: an older report.html stays as
+it was. Write the section anew with `mkor study NAME --report --output FOLDER`.
+
+**Examples:**
+
+* mkor study defaults --quick --output runs/mine/defaults
+
+* mkor report runs/mine
+
+**Written to the folder:** report.html.
 """
 
 ESTIMATE_HELP = """

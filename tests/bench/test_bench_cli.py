@@ -50,6 +50,7 @@ SURFACE = {
         "--output",
         "--data",
     },
+    "report": {"FOLDER"},
     "estimate": {
         *("--workers", "--bandwidth", "--latency", "--flops"),
         *("--batch", "--sequence", "--output"),
@@ -90,6 +91,12 @@ def test_help_teaches(mkor, command):
         assert part in result.output
     for name in [*TASKS, *OPTIMIZERS]:
         assert name in result.output
+
+
+def test_help_of_the_report_teaches(mkor):
+    result = mkor("report", "--help")
+    for part in ("Examples:", "mkor report runs/mine", "Written to the folder: report.html"):
+        assert part in result.output
 
 
 def test_help_does_not_wait_for_torch():

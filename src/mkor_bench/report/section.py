@@ -22,6 +22,9 @@ FORMAT = 1
 
 Cell = str | int | float | bool | None
 
+_PARTS = ("verdict", "tables", "figures")
+"""What a section has besides texts."""
+
 
 class Verdict(str, Enum):
     """What became of a claim. The words are what the report shows."""
@@ -139,9 +142,13 @@ def read_section(path: Path) -> tuple[Section, Mapping[str, Any]] | None:
             f"it has format {content.get('format')!r}, and this version of mkor reads {FORMAT}"
         )
     try:
-        return _parsed(content["section"]), content["conditions"]
+        section, conditions = _parsed(content["section"]), content["conditions"]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its section is incomplete ({error})") from error
+    if not isinstance(conditions, dict):
+        raise ValueError(f"its conditions are no object but {type(conditions).__name__}")
+    _check(section)
+    return section, conditions
 
 
 def to_markdown(section: Section) -> str:
@@ -174,6 +181,33 @@ def _parsed(fields: Mapping[str, Any]) -> Section:
     figures = tuple(Figure(**figure) for figure in fields["figures"])
     verdict = Verdict(fields["verdict"])
     return Section(**{**fields, "verdict": verdict, "tables": tables, "figures": figures})
+
+
+def _check(section: Section) -> None:
+    """Refuses what no study writes: a file that was edited, or that someone else made."""
+    texts = {name: value for name, value in vars(section).items() if name not in _PARTS}
+    texts |= {f"caption of table {n}": t.caption for n, t in enumerate(section.tables, 1)}
+    texts |= {f"file of figure {n}": f.file for n, f in enumerate(section.figures, 1)}
+    texts |= {f"text of figure {n}": f.text for n, f in enumerate(section.figures, 1)}
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise ValueError(f"its {name} is no text but {value!r}")
+    for table in section.tables:
+        if not all(isinstance(column, str) for column in table.columns):
+            raise ValueError(f"table {table.caption!r} has a heading that is no text")
+        for row in table.rows:
+            if len(row) != len(table.columns):
+                raise ValueError(
+                    f"table {table.caption!r} has {len(table.columns)} columns "
+                    f"and a row of {len(row)}"
+                )
+            if not all(isinstance(cell, Cell) for cell in row):
+                raise ValueError(
+                    f"table {table.caption!r} has a cell that is no text and no number"
+                )
+    for figure in section.figures:
+        if Path(figure.file).name != figure.file:
+            raise ValueError(f"its figure {figure.file!r} does not lie beside it")
 
 
 def _table(table: Table) -> str:
