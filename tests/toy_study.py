@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+from mkor_bench.report.section import Section, Verdict
+from mkor_bench.studies.finding import conclude
 from mkor_bench.studies.piece import Piece
-from mkor_bench.studies.study import Report, Request, Study
+from mkor_bench.studies.study import Request, Study
+
+SECTION = Section("toy", "Squares", "none", "They add up.", "All.", Verdict.HOLDS, "They did.")
 
 
 def square(spec, data, report):
@@ -39,7 +43,6 @@ STUDY = Study(
     name="toy",
     description="squares",
     request=lambda quick, data: Request((), (), 3, quick, data),
-    groups={},
     pieces=pieces,
-    report=lambda request, kept, folder: Report((), ()),
+    report=lambda request, kept, folder: conclude(request, kept, folder, SECTION),
 )

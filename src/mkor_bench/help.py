@@ -101,11 +101,18 @@ A finished run is a file in the output folder and is never run again, so a study
 with Ctrl-C and continued by the same command, grow by more tasks, optimizers and seeds, and be
 done by several processes at a time in one folder. Each run has one thread.
 
-**Studies:** {", ".join(STUDIES)}.
+**Studies:** {", ".join(STUDIES)}; all does every one of them, each in a folder of its name.
 
-defaults: tunes every optimizer alike (one seed on one grid of learning rates, which grows where
-the best is at its edge; K-FAC's damping and frequency too), runs three seeds at the best, and
-compares steps and time to the best final loss of SGD, AdamW and LAMB. Groups of tasks:
+Each writes NAME.json, NAME.md and a figure: the paper's claim, what was measured, and a verdict
+that follows from the figures. The quick size shows that a study works and decides nothing.
+
+complexity (Table 1): an update's time, memory and traffic by the width and rows of a layer.
+
+memory (Table 6): peak memory of a step, and what is held between steps.
+
+defaults (section 4): tunes every optimizer alike (one seed on one grid of learning rates, which
+grows where the best is at its edge; K-FAC's damping and frequency too), runs three seeds at the
+best, and compares steps and time to the best final loss of SGD, AdamW and LAMB. Groups of tasks:
 choice, and held-out (the two that defaults must not be chosen by).
 
 **Tasks:** {_TASK_NAMES}. **Groups:** {", ".join(GROUPS)}.
@@ -113,6 +120,8 @@ choice, and held-out (the two that defaults must not be chosen by).
 **Optimizers:** {", ".join(OPTIMIZERS)}, with options as for mkor compare.
 
 **Examples:**
+
+* mkor study all --quick --output FOLDER
 
 * mkor study defaults --quick
 
@@ -123,7 +132,7 @@ choice, and held-out (the two that defaults must not be chosen by).
 * mkor study defaults --data FOLDER --report
 
 **Written to the output folder:** runs/ (a JSON file for each finished run, with the machine and
-the versions), and the report: for defaults, defaults.json, defaults.md and curves.png.
+the versions), NAME.json, NAME.md and a PNG.
 """
 
 REPORT_HELP = """

@@ -231,6 +231,13 @@ def _told(value: Any) -> str:
 def _with_options(
     model: nn.Module, lr: float, *, name: str, row: str, options: dict[str, Any]
 ) -> Optimizer:
+    import torch
+
+    kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+    options = {
+        option: kinds.get(value, value) if option.endswith("_dtype") else value
+        for option, value in options.items()
+    }
     try:
         return OPTIMIZERS[row].build(model, lr, **options)
     except (TypeError, ValueError) as error:

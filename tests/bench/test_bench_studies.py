@@ -6,20 +6,25 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mkor_bench.errors import UserError
+from mkor_bench.report.section import Verdict
 from mkor_bench.studies import STUDIES
 from mkor_bench.studies.command import find_study
 from mkor_bench.studies.drive import Job, do, drive, missing_pieces
+from mkor_bench.studies.finding import conclude
 from mkor_bench.studies.kept import Kept, sources
 from mkor_bench.studies.piece import Piece
 from mkor_bench.studies.study import Request
+from mkor_bench.tasks import TASKS
 from mkor_bench.workers import Workers
-from toy_study import STUDY, squares
+from toy_study import SECTION, STUDY, squares
 
+OTHER = replace(SECTION, study="other", verdict=Verdict.FAILS)
 PIECE = Piece("toy_study:square", {"number": 4, "of": ["a", None]}, "task opt:x=1 lr=0.1", 3)
 
 
@@ -175,4 +180,68 @@ def test_a_registered_study_is_one(name):
     assert study.name == name and study.description
     for quick in (False, True):
         asked = study.request(quick, None)
-        assert asked.quick == quick and asked.seeds >= 1
+        assert asked.quick == quick and asked.seeds >= 0
+        assert asked.tasks == () or set(asked.tasks) <= set(TASKS)
+
+
+def test_pieces_that_measure_time_run_one_by_one_after_the_others(tmp_path):
+    alone = [replace(piece, alone=True) for piece in squares(2)]
+    beside = [replace(piece, spec={"number": 7}, label="beside") for piece in squares(1)]
+    study = replace(STUDY, pieces=lambda request, kept: [*alone, *beside])
+    turns, rounds = [], []
+
+    class Pool:
+        def map(self, function, jobs, on_progress):
+            turns.append([job.piece.label for job in jobs])
+            return [function(job, lambda steps: None) for job in jobs]
+
+    def on_round(missing):
+        rounds.append(len(missing))
+        return lambda *_: None
+
+    request = Request((), (), 1, data=str(tmp_path))
+    drive(study, request, tmp_path / "out", Pool(), on_round, lambda missing: None)
+    assert turns == [["beside"], ["square 0"], ["square 1"]]
+    assert rounds == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["memory", "--tasks", "digits"], "--tasks digits: study 'memory' has no tasks; leave"),
+        (
+            ["memory", "--seeds", "2"],
+            "--seeds 2: study 'memory' has no seeds; leave the option out",
+        ),
+        (
+            ["all", "--optimizers", "sgd"],
+            "--optimizers sgd: all studies differ in their optimizers",
+        ),
+        (["memori"], "unknown study 'memori'"),
+        (["memory", "--optimizers", "sgdd"], "unknown optimizer 'sgdd'"),
+        (
+            ["memory", "--optimizers", "mkor:state_dtype=bf17"],
+            "state_dtype='bf17' is unknown: choose",
+        ),
+    ],
+)
+def test_what_a_study_has_not_is_refused(mkor, arguments, message):
+    result = mkor("study", *arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_all_studies_are_done_each_in_its_folder(mkor, tmp_path, monkeypatch):
+    toy = replace(STUDY, request=lambda quick, data: Request((), (), 2, quick, str(tmp_path)))
+    other = replace(toy, name="other", report=lambda r, k, f: conclude(r, k, f, OTHER))
+    monkeypatch.setattr("mkor_bench.studies.command.STUDIES", {"toy": "", "other": ""})
+    found = {"toy": toy, "other": other}
+    monkeypatch.setattr("mkor_bench.studies.command.find_study", found.get)
+    result = mkor("study", "all", "--quick", "--workers", "1", "--output", "every")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "every/toy/toy.json").is_file()
+    assert (tmp_path / "every/other/other.json").is_file()
+    assert "does not hold" in result.output and "holds" in result.output
+    assert calls(tmp_path) == sorted(["square 0", "square 1", "add"] * 2)
+    assert mkor("study", "all", "--quick", "--workers", "1", "--output", "every").exit_code == 0
+    assert len(calls(tmp_path)) == 6

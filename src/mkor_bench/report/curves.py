@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mkor_bench.files import write_atomically
 from mkor_bench.optimizers import optimizer_row
+from mkor_bench.report.chart import COLOURS, new_figure, save_figure
 from mkor_bench.report.table import number
 from mkor_bench.summary import OptimizerResult, TaskResult, mean_curve, smooth, window
 from mkor_bench.train import clock
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 
 FILE_NAME = "curves.png"
 
-# Okabe and Ito's colours, which people with any colour vision can tell apart.
-COLOURS = (
-    *("#56B4E9", "#E69F00", "#F0E442", "#0072B2", "#D55E00", "#009E73"),
-    *("#CC79A7", "#000000", "#999999", "#882255", "#44AA99", "#332288", "#AA4499", "#117733"),
-)
-
 
 def write_curves(folder: Path, results: Sequence[TaskResult]) -> None:
     """Writes ``curves.png``.
@@ -33,19 +27,13 @@ def write_curves(folder: Path, results: Sequence[TaskResult]) -> None:
         folder: The output folder.
         results: One result a task.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    # No pyplot: it would choose a backend and keep global state.
-    figure = Figure(figsize=(11, 4.2 * len(results)), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(len(results), 2, squeeze=False, sharey="row")
+    figure, grid = new_figure(len(results), 2, share="row")
     for (by_step, by_second), result in zip(grid, results, strict=True):
         _draw(by_step, result, by_second=False)
         _draw(by_second, result, by_second=True)
         if by_step.get_legend_handles_labels()[0]:  # else every optimizer diverged
             by_step.legend(fontsize=9, loc="upper right")
-    write_atomically(folder / FILE_NAME, lambda path: figure.savefig(path, dpi=130))
+    save_figure(folder / FILE_NAME, figure)
 
 
 def _draw(axes: Axes, result: TaskResult, *, by_second: bool) -> None:

@@ -13,8 +13,7 @@ from torch import nn
 
 import mkor
 from mkor_bench.errors import UserError
-from mkor_bench.files import write_atomically
-from mkor_bench.report.curves import COLOURS
+from mkor_bench.report.chart import COLOURS, finish, new_figure, save_figure
 from mkor_bench.scale.bert import bert_large
 from mkor_bench.scale.model import Machine, Step, predict
 
@@ -126,21 +125,13 @@ def table(numbers: Sequence[int], steps: dict[str, list[Step]]) -> list[str]:
 
 def draw(path: Path, numbers: Sequence[int], steps: dict[str, list[Step]]) -> None:
     """The speed-up over LAMB on the least number of workers, by workers."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, ((axes,),) = new_figure(1, 1, width=7, height=5)
     start = steps["LAMB"][0].total
     for (name, own), colour in zip(steps.items(), COLOURS, strict=False):
         axes.loglog(numbers, [start / s.total for s in own], "o-", color=colour, label=name)
     ideal = [number / numbers[0] for number in numbers]
     axes.loglog(numbers, ideal, ":", color="grey", label="without a network")
-    axes.set_xlabel("workers")
-    axes.set_ylabel(f"steps a second, over LAMB's on {numbers[0]}")
-    axes.set_title("BERT-Large, predicted")
-    axes.grid(alpha=0.25, which="both")
-    axes.legend()
+    told = f"steps a second, over LAMB's on {numbers[0]}"
+    finish(axes, "BERT-Large, predicted", "workers", told)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda file: figure.savefig(file, dpi=130))
+    save_figure(path, figure)

@@ -8,6 +8,11 @@ This module imports nothing heavy, so that ``mkor --help`` is quick.
 from __future__ import annotations
 
 STUDIES: dict[str, str] = {
+    "complexity": "mkor_bench.studies.complexity",
+    "memory": "mkor_bench.studies.memory",
     "defaults": "mkor_bench.studies.defaults",
 }
 """Studies: the name and the module."""
+
+ALL = "all"
+"""The name that stands for every study."""

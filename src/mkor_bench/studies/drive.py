@@ -55,20 +55,25 @@ def drive(
     """
     kept = Kept(folder)
     while missing := missing_pieces(study, request, kept):
-        if not _round(missing, folder, request.data, workers, on_round(missing)):
+        # What measures time comes when all else is done, one piece after the other.
+        together = [piece for piece in missing if not piece.alone]
+        turns = [together] if together else [[piece] for piece in missing]
+        on_progress = on_round(together or missing)
+        done = [_turn(turn, folder, request.data, workers, on_progress) for turn in turns]
+        if not any(done):
             on_wait(missing)
             time.sleep(_POLL_SECONDS)
 
 
-def _round(
-    missing: Sequence[Piece],
+def _turn(
+    pieces: Sequence[Piece],
     folder: Path,
     data: str | None,
     workers: Workers,
     on_progress: Callable[[Piece, int], None],
 ) -> bool:
     """Does the pieces that no other process is at; returns whether any result is there now."""
-    jobs = [Job(piece, folder, data) for piece in missing]
+    jobs = [Job(piece, folder, data) for piece in pieces]
     return any(workers.map(do, jobs, lambda job, steps: on_progress(job.piece, steps)))
 
 

@@ -20,12 +20,14 @@ class Piece:
         spec: Everything that determines the result, as JSON can hold it.
         label: A name for people.
         steps: How much work it is, in steps of training.
+        alone: Whether it measures time, so that no other piece may run beside it.
     """
 
     function: str
     spec: Mapping[str, Any] = field(hash=False)
     label: str
     steps: int
+    alone: bool = False
 
     @property
     def key(self) -> str:

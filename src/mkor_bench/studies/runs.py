@@ -81,7 +81,7 @@ def timing_piece(place: Place, optimizer: str) -> Piece:
     spec = {**place.spec(optimizer), "rounds": _ROUNDS}
     job = TimingJob(place.source, (optimizer,), _ROUNDS)
     label = f"{place.task} {optimizer} step time"
-    return Piece("mkor_bench.studies.runs:time_step", spec, label, job.steps)
+    return Piece("mkor_bench.studies.runs:time_step", spec, label, job.steps, alone=True)
 
 
 def train_once(

@@ -9,10 +9,11 @@ from top to bottom, and can be stopped anywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mkor_bench.report.section import Section
 from mkor_bench.studies.kept import Kept
 from mkor_bench.studies.piece import Piece
 
@@ -22,9 +23,9 @@ class Request:
     """What is asked of a study.
 
     Attributes:
-        tasks: Names of tasks.
-        optimizers: Names of optimizers, which may carry options.
-        seeds: How many, from 0 on.
+        tasks: Names of tasks; none where the study trains on none.
+        optimizers: Names of optimizers, which may carry options; none where it has its own.
+        seeds: How many, from 0 on; 0 where nothing depends on a seed.
         quick: Whether all is done at its small size.
         data: What --data named.
     """
@@ -43,10 +44,12 @@ class Report:
     Attributes:
         files: The names of the files that it wrote.
         shown: What to print in the terminal: texts, or what rich prints.
+        section: The section of the report that was written.
     """
 
     files: tuple[str, ...]
     shown: tuple[Any, ...]
+    section: Section
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,14 @@ class Study:
         name: On the command line.
         description: What it shows, in a sentence.
         request: What is done unless told otherwise, given --quick and --data.
-        groups: Names for several tasks, besides those that every command knows.
         pieces: All pieces that are wanted, given the results so far.
-        report: Writes files about the results so far into a folder.
+        report: Writes files about the results so far into a folder, a section among them.
+        groups: Names for several tasks, besides those that every command knows.
     """
 
     name: str
     description: str
     request: Callable[[bool, str | None], Request]
-    groups: Mapping[str, tuple[str, ...]]
     pieces: Callable[[Request, Kept], Sequence[Piece]]
     report: Callable[[Request, Kept, Path], Report]
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)

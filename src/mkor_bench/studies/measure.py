@@ -1,0 +1,147 @@
+"""Measures a step: its time by stage, the numbers that it sends, its peak memory.
+
+The stages of a step are those of the paper's figure 3:
+
+| stage | what |
+| ----- | ---- |
+| passes | forward and backward, with what hooks add to them in steps that update factors |
+| update | factors and their inversion |
+| precondition | the gradient by the factors, and its rescaling |
+| weights | everything else of the step: the base optimizer |
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mkor.messages import Owned
+from mkor_bench.optimizers import optimizer_row, settled_options
+from mkor_bench.studies.workloads import Workload
+from mkor_bench.train import clock
+
+STAGES = ("passes", "update", "precondition", "weights")
+UPDATING, PLAIN = 1000, 1001
+"""Numbers of steps after every warm-up: in the first all intervals that divide it are over."""
+
+_LR = 1e-6
+"""Does not change the work of a step, and nothing diverges."""
+
+
+class Trainee:
+    """A model that trains on one batch, its optimizer watched by stage.
+
+    It is the only part of the command that looks behind the public face of ``mkor``: stages have
+    no other clock.
+
+    Args:
+        make: Makes the model and its loss.
+        optimizer: Its name, which may carry options.
+    """
+
+    def __init__(self, make: Workload, optimizer: str) -> None:
+        torch.manual_seed(0)
+        self.model, self.loss = make()
+        self.optimizer: Any = optimizer_row(optimizer).build(self.model, _LR)
+        self.spent = dict.fromkeys(STAGES, 0.0)
+        self.sent = 0
+        self._now, _ = clock()
+        engine = getattr(self.optimizer, "_engine", None)
+        if engine is not None:
+            for name in ("update", "revisit"):
+                setattr(engine, name, self._timed("update", getattr(engine, name)))
+            engine.precondition = self._timed("precondition", engine.precondition)
+            engine.answer = self._counted(engine.answer)
+        self.step(0)  # allocates the state
+
+    def step(self, number: int) -> float:
+        """Makes a step as if it had this number in the training; returns its seconds."""
+        engine = getattr(self.optimizer, "_engine", None)
+        if engine is not None:
+            engine.index = number
+            engine.listen()
+        self.spent = dict.fromkeys(STAGES, 0.0)
+        self.sent = 0
+        begin = self._now()
+        self.optimizer.step(self._timed("passes", self._closure))
+        total = self._now() - begin
+        self.spent["weights"] = total - sum(self.spent.values())
+        return total
+
+    def peak_bytes(self) -> int:
+        """Returns the most bytes held at a time in a step, the state's and weights' too."""
+        self.optimizer.zero_grad()
+        return max(_peak(lambda n=n: self.step(n), self.state_bytes()) for n in (UPDATING, PLAIN))
+
+    def state_bytes(self) -> int:
+        """Returns the bytes of weights, of the optimizer's state and of factors."""
+        weights = [p for group in self.optimizer.param_groups for p in group["params"]]
+        tensors = [t for state in self.optimizer.state.values() for t in state.values()]
+        records = getattr(getattr(self.optimizer, "_engine", None), "records", {})
+        tensors += [t for record in records.values() for t in record.momentum.values()]
+        found = [t for t in (*weights, *tensors) if isinstance(t, Tensor)]
+        return sum(t.numel() * t.element_size() for t in found) + self.factor_bytes()
+
+    def factor_bytes(self) -> int:
+        """Returns the bytes of factors."""
+        layers = getattr(self.optimizer, "layers", list)
+        return sum(info.bytes for info in layers())
+
+    def _closure(self) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = self.loss()
+        loss.backward()
+        return loss
+
+    def _timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            begin = self._now()
+            try:
+                return function(*arguments)
+            finally:
+                self.spent[stage] += self._now() - begin
+
+        return call
+
+    def _counted(self, answer: Callable[[Mapping[str, Any]], Any]) -> Callable[..., Any]:
+        def call(messages: Mapping[str, Any]) -> Any:
+            for message in messages.values():
+                if not isinstance(message, Owned):
+                    parts = (message.sum.values(), message.mean.values(), message.gather.values())
+                    self.sent += sum(tensor.numel() for part in parts for tensor in part)
+            return answer(messages)
+
+        return call
+
+
+def interval(optimizer: str) -> int:
+    """Returns every how many steps an optimizer updates its factors, 1 if it has none."""
+    return int(settled_options(optimizer).get("factor_update_steps", 1))
+
+
+def median_stages(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the median of each stage over steps, in seconds, and of their sum as "total"."""
+    out = {stage: statistics.median(record[stage] for record in records) for stage in STAGES}
+    total = statistics.median(sum(record.values()) for record in records)
+    return {**out, "total": total}
+
+
+def _peak(step: Callable[[], Any], held: int) -> int:
+    """Returns the most bytes held during a step, of which some are held before it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it tells that it starts and stops
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        step()
+    events = found.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    now = peak = held
+    for _, change in changes:
+        now += change
+        peak = max(peak, now)
+    return peak

@@ -1,0 +1,37 @@
+"""Each study end to end at a tiny size: its pieces, its files, and that nothing is done twice."""
+
+import json
+
+import pytest
+
+from mkor_bench.report.section import read_section
+
+ENDS = {
+    "complexity": ["--optimizers", "mkor,kfac"],
+    "memory": ["--optimizers", "sgd,mkor,auto"],
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_study_from_end_to_end(mkor, tmp_path, name):
+    command = ["study", name, "--quick", "--workers", "1", "--output", "out", *ENDS[name]]
+    result = mkor(*command)
+    assert result.exit_code == 0, result.output
+    section, conditions = read_section(tmp_path / f"out/{name}.json")
+    assert section.study == name and conditions["pieces"] > 0
+    assert section.tables and all(table.rows for table in section.tables)
+    for table in section.tables:
+        assert {len(row) for row in table.rows} == {len(table.columns)}
+    for figure in section.figures:
+        assert (tmp_path / "out" / figure.file).read_bytes().startswith(b"\x89PNG")
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/runs").iterdir()}
+    assert mkor(*command).exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out/runs").iterdir()} == kept
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_report_before_anything_is_done(mkor, tmp_path, name):
+    result = mkor("study", name, "--quick", "--report", "--output", "empty")
+    assert result.exit_code == 0, result.output
+    content = json.loads((tmp_path / f"empty/{name}.json").read_text())
+    assert content["section"]["verdict"] == "not decided here"
