@@ -110,6 +110,10 @@ complexity (Table 1): an update's time, memory and traffic by the width and rows
 
 memory (Table 6): peak memory of a step, and what is held between steps.
 
+breakdown (Figure 3): the time of a step by stage, by method and model.
+
+frequency (Figure 4): step time and final loss by the interval between updates of the factors.
+
 defaults (section 4): tunes every optimizer alike (one seed on one grid of learning rates, which
 grows where the best is at its edge; K-FAC's damping and frequency too), runs three seeds at the
 best, and compares steps and time to the best final loss of SGD, AdamW and LAMB. Groups of tasks:

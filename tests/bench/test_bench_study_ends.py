@@ -8,6 +8,8 @@ from mkor_bench.report.section import read_section
 
 ENDS = {
     "complexity": ["--optimizers", "mkor,kfac"],
+    "breakdown": ["--optimizers", "sgd,mkor,kbfgs"],
+    "frequency": ["--optimizers", "mkor", "--tasks", "digits-classifier"],
     "memory": ["--optimizers", "sgd,mkor,auto"],
 }
 

@@ -1,10 +1,13 @@
 """What each study makes of made-up figures, for and against the paper."""
 
+import math
+
 import pytest
 
 from mkor_bench.report.section import Verdict
-from mkor_bench.studies import complexity, memory
+from mkor_bench.studies import breakdown, complexity, frequency, memory
 from mkor_bench.studies.finding import Check, judge
+from mkor_bench.studies.stages import mean_step
 
 YES, NO, OPEN = Check("a", True), Check("b", False), Check("c", None)
 
@@ -66,3 +69,40 @@ def test_memory():
     light = {"bert": {"sgd": 30, "mkor": 20, "kfac": 20}}
     assert verdict_of(memory.checks(light)) is Verdict.FAILS
     assert verdict_of(memory.checks({"bert": {"sgd": 10}})) is Verdict.OPEN
+
+
+def stages(update, extra=0.0, rest=1.0):
+    """Seconds of steps where second-order information costs `update` and, in hooks, `extra`."""
+    plain = {"passes": rest, "update": 0.0, "precondition": 0.1, "weights": 0.1}
+    updating = {**plain, "passes": rest + extra, "update": update}
+    kinds = {"plain": plain, "updating": updating}
+    return {"sgd": 1.0, **{k: {**v, "total": sum(v.values())} for k, v in kinds.items()}}
+
+
+def test_breakdown():
+    good = {"bert": {"kfac": stages(9.0), "hylo-kid": stages(5.0, 1.0), "mkor": stages(1.0)}}
+    assert verdict_of(breakdown.checks(good)) is Verdict.HOLDS
+    dear = {"bert": {"kfac": stages(9.0), "mkor": stages(20.0)}}
+    assert verdict_of(breakdown.checks(dear)) is Verdict.FAILS
+    assert verdict_of(breakdown.checks({"bert": {**good["bert"], "mkor": stages(7.0)}})) is (
+        Verdict.PARTLY
+    )
+    assert verdict_of(breakdown.checks({"bert": {"sgd": stages(0.0)}})) is Verdict.OPEN
+
+
+def test_the_mean_step_pays_for_an_update_once_an_interval():
+    step = mean_step(stages(5.0, 1.0), 10)
+    assert (step["update"], step["factors"], step["passes"]) == pytest.approx((0.5, 0.1, 1.0))
+    assert step["total"] == pytest.approx(1.2 + 0.6)
+
+
+def test_frequency():
+    times = {"bert": {"mkor": stages(1.0), "kaisa-eigen": stages(20.0)}}
+    losses = {"task": {"mkor": {1: (1.0, 0.1), 100: (2.0, 0.1)}}}
+    assert verdict_of(frequency.checks(times, losses)) is Verdict.HOLDS
+    swapped = {"bert": {"mkor": stages(20.0), "kaisa-eigen": stages(1.0)}}
+    near = {"task": {"mkor": {1: (1.0, 0.1), 100: (1.05, 0.1)}}}
+    assert verdict_of(frequency.checks(swapped, near)) is Verdict.FAILS
+    assert verdict_of(frequency.checks(times, near)) is Verdict.PARTLY
+    diverged = {"task": {"mkor": {1: (1.0, 0.1), 100: (math.inf, math.nan)}}}
+    assert verdict_of(frequency.checks({}, diverged)) is Verdict.OPEN

@@ -10,6 +10,8 @@ from __future__ import annotations
 STUDIES: dict[str, str] = {
     "complexity": "mkor_bench.studies.complexity",
     "memory": "mkor_bench.studies.memory",
+    "breakdown": "mkor_bench.studies.breakdown",
+    "frequency": "mkor_bench.studies.frequency",
     "defaults": "mkor_bench.studies.defaults",
 }
 """Studies: the name and the module."""

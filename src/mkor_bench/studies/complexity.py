@@ -20,7 +20,7 @@ from mkor_bench.report.chart import draw_lines, finish, name_beside, new_figure,
 from mkor_bench.report.section import Figure, Section, Table
 from mkor_bench.studies.finding import Check, conclude, judge
 from mkor_bench.studies.kept import Kept
-from mkor_bench.studies.measure import UPDATING, Trainee
+from mkor_bench.studies.measure import Trainee
 from mkor_bench.studies.piece import Piece
 from mkor_bench.studies.study import Report, Request, Study
 from mkor_bench.studies.workloads import layer
@@ -86,7 +86,7 @@ def _sweep(
     seconds: list[list[float]] = [[] for _ in sizes]
     for _ in range(spec["rounds"]):
         for trainee, own in zip(trainees, seconds, strict=True):
-            trainee.step(UPDATING)
+            trainee.step(updates=True)
             own.append(trainee.spent["update"])
             report(1)
     return [

@@ -15,19 +15,23 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mkor.messages import Owned
+from mkor.schedule import UpdateSchedule
 from mkor_bench.optimizers import optimizer_row, settled_options
 from mkor_bench.studies.workloads import Workload
 from mkor_bench.train import clock
 
 STAGES = ("passes", "update", "precondition", "weights")
-UPDATING, PLAIN = 1000, 1001
-"""Numbers of steps after every warm-up: in the first all intervals that divide it are over."""
+NUMBER = 1000
+"""Of the step that is measured: after every warm-up, where intervals that divide it are over."""
+
+ALWAYS, NEVER = UpdateSchedule(1, 0), UpdateSchedule(NUMBER + 1, 0)
 
 _LR = 1e-6
 """Does not change the work of a step, and nothing diverges."""
@@ -51,20 +55,27 @@ class Trainee:
         self.spent = dict.fromkeys(STAGES, 0.0)
         self.sent = 0
         self._now, _ = clock()
-        engine = getattr(self.optimizer, "_engine", None)
+        self.engine = engine = getattr(self.optimizer, "_engine", None)
         if engine is not None:
             for name in ("update", "revisit"):
                 setattr(engine, name, self._timed("update", getattr(engine, name)))
             engine.precondition = self._timed("precondition", engine.precondition)
             engine.answer = self._counted(engine.answer)
-        self.step(0)  # allocates the state
+        self.step(updates=True)  # allocates the state
 
-    def step(self, number: int) -> float:
-        """Makes a step as if it had this number in the training; returns its seconds."""
-        engine = getattr(self.optimizer, "_engine", None)
-        if engine is not None:
-            engine.index = number
-            engine.listen()
+    def step(self, *, updates: bool) -> float:
+        """Makes a step.
+
+        Args:
+            updates: Whether it updates the factors, and inverts them where that is due.
+
+        Returns:
+            Its seconds, of which ``spent`` tells the stages.
+        """
+        if self.engine is not None:
+            self.engine.schedule = ALWAYS if updates else NEVER
+            self.engine.index = NUMBER
+            self.engine.listen()
         self.spent = dict.fromkeys(STAGES, 0.0)
         self.sent = 0
         begin = self._now()
@@ -76,13 +87,14 @@ class Trainee:
     def peak_bytes(self) -> int:
         """Returns the most bytes held at a time in a step, the state's and weights' too."""
         self.optimizer.zero_grad()
-        return max(_peak(lambda n=n: self.step(n), self.state_bytes()) for n in (UPDATING, PLAIN))
+        held = self.state_bytes()
+        return max(_peak(partial(self.step, updates=updates), held) for updates in (True, False))
 
     def state_bytes(self) -> int:
         """Returns the bytes of weights, of the optimizer's state and of factors."""
         weights = [p for group in self.optimizer.param_groups for p in group["params"]]
         tensors = [t for state in self.optimizer.state.values() for t in state.values()]
-        records = getattr(getattr(self.optimizer, "_engine", None), "records", {})
+        records = {} if self.engine is None else self.engine.records
         tensors += [t for record in records.values() for t in record.momentum.values()]
         found = [t for t in (*weights, *tensors) if isinstance(t, Tensor)]
         return sum(t.numel() * t.element_size() for t in found) + self.factor_bytes()
