@@ -140,6 +140,29 @@ def test_a_mask_of_ones_changes_nothing(layer, kind):
     assert_same_seen(masked, seen(module, KINDS[kind], inputs, grad))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_an_empty_batch_shows_no_rows(layer, masked, kind):
+    """As an expert sees that no token was sent to, alone or beside a batch."""
+    make, shape, out = LAYERS[layer]
+    module, kind = make().double(), KINDS[kind]
+    mask = torch.ones(0, dtype=torch.bool) if masked else None
+    empty = torch.zeros(0, *shape, dtype=torch.float64)
+    alone = seen(module, kind, empty, torch.zeros(0, *out, dtype=torch.float64), mask)
+    if alone is not None:
+        assert not alone.rows.any()
+        assert not alone.inputs.any() and not alone.grads.any()
+    full, grad = (torch.randn(SAMPLES, *part, dtype=torch.float64) for part in (shape, out))
+    plain = seen(module, kind, full, grad)
+    module.zero_grad()
+    observed = Observed(module, kinds=(kind, kind))
+    for part in (full, empty):
+        module(part).backward(grad[: len(part)])
+    if not isinstance(kind, Sketch):  # whose signs are another call's
+        assert_same_seen(observed.seen(), plain)
+
+
 def test_values_that_are_not_finite_stay_where_they_are():
     module = nn.Linear(3, 2, bias=False).double()
     mask = torch.tensor([True, True, False])

@@ -357,3 +357,26 @@ def test_a24_pickled_pairs_train_on_in_a_spawned_process():
         there = pickle.loads(pool.apply(train_pickled, (data,)))
     for found, expected in zip(there, pickle.loads(train_pickled(data)), strict=True):
         assert_same(found, expected)
+
+
+@pytest.mark.parametrize("method", ["exact", "kfac-eigen", "kfac-inverse", "kbfgs", "kbfgs-memory"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a70_micro_batches_of_a_layer_with_a_wide_side(method, bias):
+    """What has no factor shows no matrix, and adds up as well."""
+
+    def run(sizes):
+        torch.manual_seed(1)
+        model = nn.Linear(4, 6, bias=bias).double()
+        optimizer = build(method, model, sgd(model, lr=0.02), max_dim=5)
+
+        def loss():
+            *first, last = x.split(sizes)
+            for part in first:
+                (model(part).square().mean() * len(part) / 12).backward()
+            return model(last).square().mean() * len(last) / 12
+
+        take_step(model, optimizer, loss)
+        return parameters(model) | factors(optimizer)
+
+    x = torch.randn(12, 4, dtype=torch.float64)
+    assert_same(run((4, 3, 5)), run((12,)), 1e-8)

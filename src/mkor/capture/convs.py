@@ -91,12 +91,11 @@ class ConvView(View):
     def spread(self, windows: Tensor) -> Tensor:
         """Positions as rows: [n, G · C, *S, *K] as [G, n · S, C · K]."""
         places = self.places
-        batch, size = windows.shape[0], windows.shape
-        split = windows.reshape(batch, self.shape.stack, -1, *size[2:])  # [n, G, C, *S, *K]
+        split = windows.unflatten(1, (self.shape.stack, -1))  # [n, G, C, *S, *K]
         kernel = range(3 + len(places), split.dim())
         rows = split.permute(1, 0, *(d + 1 for d in places), 2, *kernel)
-        positions = math.prod([size[d] for d in places])
-        return rows.reshape(self.shape.stack, batch * positions, -1)
+        out: Tensor = rows.flatten(2 + len(places)).flatten(1, -2)
+        return out
 
     def batch(self, tensor: Tensor, inputs: torch.Size) -> Tensor:
         """An input or output with its batch dimension, which the call's input may lack."""
@@ -105,7 +104,8 @@ class ConvView(View):
 
     def stacked(self, rows: Tensor) -> Tensor:
         """Rows [r, G · d, …] as [G, r, d]."""
-        return rows.reshape(rows.shape[0], self.shape.stack, -1).transpose(0, 1)
+        split: Tensor = rows.flatten(1).unflatten(1, (self.shape.stack, -1))
+        return split.transpose(0, 1)
 
 
 class TransposedConvView(ConvView):

@@ -116,12 +116,18 @@ def samples_mask(view: View, mask: Tensor, inputs: torch.Size, shared: str) -> T
     """Whether each sample counts, [n]: with "reduce", one that has a row that does."""
     if view.spatial or shared == "expand":
         return mask
-    return mask.view(view.samples(inputs, shared), -1).any(dim=1)
+    return by_sample(view, mask, inputs).any(dim=1)
+
+
+def by_sample(view: View, mask: Tensor, inputs: torch.Size) -> Tensor:
+    """A mask of rows [n · p] as [n, p] for the p places of each sample."""
+    samples = view.samples(inputs, "reduce")
+    return mask.view(samples, mask.numel() // max(samples, 1))
 
 
 def mean_scale(view: View, mask: Tensor, inputs: torch.Size, dtype: torch.dtype) -> Tensor:
     """What turns a sample's mean over all of its rows into one over those that count, [n, 1]."""
-    rows = mask.view(view.samples(inputs, "reduce"), -1)
+    rows = by_sample(view, mask, inputs)
     return rows.shape[1] / rows.sum(dim=1, keepdim=True, dtype=dtype).clamp_min(1)
 
 

@@ -132,7 +132,9 @@ class RowLeaf:
 
 def leaf(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Zeros beside a weight that require grad; one number in memory, whatever the shape."""
-    zero = torch.zeros((), dtype=wide(weight.dtype)).to(weight.device)
+    # Without elements it is contiguous: torch warns where gradients of others are added up.
+    own = shape if 0 in shape else ()
+    zero = torch.zeros(own, dtype=wide(weight.dtype)).to(weight.device)
     return zero.expand(shape).requires_grad_()
 
 
