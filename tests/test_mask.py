@@ -14,8 +14,6 @@ from test_no_sync import no_sync
 
 CASES = {
     **METHODS,
-    "kbfgs": (mkor.KBFGS, {}),
-    "window": (mkor.MKOR, {"representation": "window", "window": 4}),
     "kfac-reduce": (mkor.KFAC, {"weight_sharing": "reduce"}),
 }
 every_method = pytest.mark.parametrize("method", CASES)

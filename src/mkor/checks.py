@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
+from torch import Tensor
 
 DTYPES = (None, torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """Dtypes of factors."""
@@ -125,3 +126,20 @@ def above_one(value: float) -> bool:
 def share(value: float) -> bool:
     """Whether a number is at least 0 and below 1."""
     return 0 <= value < 1
+
+
+def refuse_sparse(params: Iterable[Tensor], taker: str, why: str) -> None:
+    """Raise RuntimeError if a gradient isn't dense.
+
+    Args:
+        params: Parameters with or without gradients.
+        taker: Who would take them.
+        why: Why it can't.
+    """
+    for p in params:
+        if p.grad is not None and p.grad.layout != torch.strided:
+            raise RuntimeError(
+                f"the gradient of a parameter of shape {tuple(p.shape)} is sparse; {taker} takes "
+                f"dense ones only, as {why}. Give the parameter to torch.optim.SparseAdam, or "
+                "build its layer with sparse=False"
+            )

@@ -18,6 +18,7 @@ METHODS: dict[str, tuple[Callable[..., mkor.Preconditioner], dict[str, Any]]] = 
     "paper": (mkor.MKOR, {"rule": "paper"}),
     "reference": (mkor.MKOR, {"rule": "reference"}),
     "reference-3": (mkor.MKOR, {"rule": "reference", "vectors": 3}),
+    "window": (mkor.MKOR, {"representation": "window", "window": 4}),
     "lowrank-sketch": (
         mkor.MKOR,
         {"representation": "lowrank", "statistic": "sketch", "vectors": 4, "rank": 6},
@@ -49,6 +50,9 @@ KEEPS_NORM: dict[str, Any] = {"rescale": "gradient", "kl_clip": None}
 """Options under which an update has the norm of the gradient."""
 
 every_method = pytest.mark.parametrize("method", METHODS)
+every_optimizer = pytest.mark.parametrize("method", [*METHODS, "auto"])
+"""Every method, and what `mkor.auto` makes of one on a base of its own."""
+
 gradient_sized = pytest.mark.parametrize("method", [m for m in METHODS if m != "momentum-rms"])
 """Methods that can keep the norm of a gradient, and leave one alone that they know nothing of."""
 
@@ -75,7 +79,9 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
 def build(
     method: str, model: nn.Module, base: torch.optim.Optimizer | None = None, **options: Any
 ) -> mkor.Preconditioner:
-    """The method on a model; on plain SGD unless told."""
+    """The method on a model; on plain SGD unless told, and "auto" always on its own base."""
+    if method == "auto":
+        return mkor.auto(model, **options)
     cls, own = METHODS[method]
     return cls(model, base or sgd(model), **{**own, **options})
 

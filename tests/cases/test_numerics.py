@@ -1,4 +1,4 @@
-"""Cases on numbers: batch sizes, shapes, memory formats, scales, values that are not finite."""
+"""Cases on numbers that MKOR's rules take by formulas of their own; `test_batches` has the rest."""
 
 import copy
 
@@ -6,8 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import mkor
 from cases.common import (
@@ -27,6 +25,7 @@ from cases.common import (
     with_ones,
     wrap,
 )
+from cases.test_batches import LargestOutput
 from mkor.methods.base import EVENTS
 
 
@@ -66,18 +65,6 @@ def test_a51_every_variant_survives_any_batch_size(rule, vectors, state_dtype):
         moved = any(not torch.equal(a, b) for a, b in zip(before, parameters(model), strict=True))
         assert moved == (size > 0)
         assert_finite(model, optimizer)
-
-
-class LargestOutput(TorchDispatchMode):
-    """Remembers the largest number of elements that an operation returned."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        self.numel = max([self.numel, *sizes])
-        return out
 
 
 def test_a53_a_very_wide_layer_gets_one_factor():
@@ -131,35 +118,6 @@ def test_a54_channels_last(vectors):
         assert [p.grad.stride() for p in last.parameters()] == strides
     assert_close(plain, last, rtol=1e-4, atol=1e-5)
     assert_close(factors(runs[0][1]), factors(runs[1][1]), rtol=1e-3, atol=1e-4)
-
-
-def test_a54_a_transposed_gradient_keeps_its_strides():
-    model = mlp(4, 3)
-    twin = copy.deepcopy(model)
-    optimizer, other = wrap(model), wrap(twin)
-    for m in (model, twin):
-        m(torch.ones(2, 4)).square().sum().backward()
-    model[0].weight.grad = model[0].weight.grad.t().contiguous().t()
-    grad = model[0].weight.grad
-    optimizer.step()
-    other.step()
-    assert model[0].weight.grad is grad and grad.stride() == (1, 3)
-    assert_close(model, twin)
-
-
-def test_a55_sparse_embedding_gradients_pass_untouched():
-    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
-    alone = copy.deepcopy(model)
-    optimizer, base = wrap(model), torch.optim.SGD(alone.parameters(), lr=0.1)
-    tokens = torch.tensor([1, 3, 3, 7])
-    for m in (model, alone):
-        m(tokens).square().mean().backward()
-    assert model[0].weight.grad.is_sparse
-    optimizer.step()
-    base.step()
-    assert torch.equal(model[0].weight, alone[0].weight)
-    assert not torch.equal(model[1].weight, alone[1].weight)
-    assert {i.name: i.preconditioned for i in optimizer.layers()} == {"0": False, "1": True}
 
 
 @pytest.mark.parametrize("bias", [True, False])

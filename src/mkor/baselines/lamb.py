@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from mkor.baselines.batches import WIDE, Batch, batches, joint_norm
-from mkor.checks import is_number, one_of, require
+from mkor.checks import is_number, one_of, refuse_sparse, require
 
 ADDED = (
     "max_grad_norm",
@@ -131,7 +131,7 @@ class LAMB(Optimizer):
                 loss = closure()
         used = [[p for p in g["params"] if p.grad is not None] for g in self.param_groups]
         everything = [p for params in used for p in params]
-        refuse_sparse(everything)
+        refuse_sparse(everything, "LAMB", "every weight takes part in the norms of a step")
         norm = None
         if any(group["max_grad_norm"] is not None for group in self.param_groups):
             norm = joint_norm([p.grad for p in everything])
@@ -272,14 +272,3 @@ def check_options(options: dict[str, Any]) -> None:
     one_of("weight_decay_mode", options["weight_decay_mode"], ("inside", "decoupled"))
     for name in ("bias_correction", "maximize"):
         one_of(name, options[name], (True, False))
-
-
-def refuse_sparse(params: list[Tensor]) -> None:
-    """Raise RuntimeError if a gradient isn't dense."""
-    for p in params:
-        if p.grad is not None and p.grad.layout != torch.strided:
-            raise RuntimeError(
-                f"the gradient of a parameter of shape {tuple(p.shape)} is sparse; LAMB takes "
-                "dense ones only, as every weight takes part in the norms of a step. Give the "
-                "parameter to torch.optim.SparseAdam, or build its layer with sparse=False"
-            )

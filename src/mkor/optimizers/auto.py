@@ -16,7 +16,7 @@ from mkor.baselines.split import SplitAdamW
 from mkor.capture.attention import AttentionInputView
 from mkor.capture.discover import FOREIGN, find_layers
 from mkor.capture.views import View
-from mkor.checks import Schedule
+from mkor.checks import Schedule, refuse_sparse
 from mkor.optimizers.mkor import MKOR
 from mkor.report import LayerInfo
 
@@ -34,8 +34,9 @@ class Auto(MKOR):
         """Take a step; see `mkor.Preconditioner.step`.
 
         Raises:
-            RuntimeError: The optimizer was closed; the `update` of a group was edited; or, of an
-                attention's input projection, the bias trains and the weight was frozen since.
+            RuntimeError: The optimizer was closed; the `update` of a group was edited; a gradient
+                is sparse; or, of an attention's input projection, the bias trains and the weight
+                was frozen since.
         """
         if self._closed:
             raise RuntimeError(
@@ -45,6 +46,11 @@ class Auto(MKOR):
         self._refuse_edits()
         self._refuse_lone_biases()
         return super().step(closure)
+
+    def _rewrite(self, update: bool = True) -> None:
+        every = (p for group in self.param_groups for p in group["params"])
+        refuse_sparse(every, "mkor.auto", "AdamW averages the squares of all entries")
+        super()._rewrite(update)
 
     def _attach(self, *parts: Any) -> None:
         super()._attach(*parts)
@@ -183,10 +189,11 @@ def auto(
 
     Raises:
         TypeError: `model` is of the wrong type.
-        ValueError: An option is out of range, or the model has nothing to train.
+        ValueError: An option is out of range, or the model has nothing to train, lazy parameters
+            or an embedding with sparse gradients.
     """
     validate.check_model(model)
-    check_initialised(model)
+    check_modules(model)
     validate.patterns("adamw", adamw)
     groups = split(model, adamw)
     base = SplitAdamW(
@@ -213,8 +220,15 @@ def auto(
     )
 
 
-def check_initialised(model: nn.Module) -> None:
-    """Refuse lazy parameters, whose shape would decide their update."""
+def check_modules(model: nn.Module) -> None:
+    """Refuse lazy parameters, whose shape would decide their update, and sparse gradients."""
+    for name, module in model.named_modules():
+        tables = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+        if tables and module.sparse and module.weight.requires_grad:
+            raise ValueError(
+                f"{type(module).__name__} '{name}' has sparse=True, but AdamW, which trains "
+                "embeddings here, takes dense gradients only: build it with sparse=False"
+            )
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ValueError(
