@@ -114,6 +114,10 @@ breakdown (Figure 3): the time of a step by stage, by method and model.
 
 frequency (Figure 4): step time and final loss by the interval between updates of the factors.
 
+rank (Figures 5, 10): how well means, sketches and windows stand for covariances.
+
+spectrum (Figure 8): eigenvalues of K-FAC's factors, and inverses in half precision.
+
 defaults (section 4): tunes every optimizer alike (one seed on one grid of learning rates, which
 grows where the best is at its edge; K-FAC's damping and frequency too), runs three seeds at the
 best, and compares steps and time to the best final loss of SGD, AdamW and LAMB. Groups of tasks:

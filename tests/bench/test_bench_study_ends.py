@@ -10,6 +10,8 @@ ENDS = {
     "complexity": ["--optimizers", "mkor,kfac"],
     "breakdown": ["--optimizers", "sgd,mkor,kbfgs"],
     "frequency": ["--optimizers", "mkor", "--tasks", "digits-classifier"],
+    "rank": ["--tasks", "digits-classifier"],
+    "spectrum": ["--tasks", "digits-classifier"],
     "memory": ["--optimizers", "sgd,mkor,auto"],
 }
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from mkor_bench.report.section import Verdict
-from mkor_bench.studies import breakdown, complexity, frequency, memory
+from mkor_bench.studies import breakdown, complexity, frequency, memory, rank, spectrum
 from mkor_bench.studies.finding import Check, judge
 from mkor_bench.studies.stages import mean_step
 
@@ -106,3 +106,36 @@ def test_frequency():
     assert verdict_of(frequency.checks(times, near)) is Verdict.PARTLY
     diverged = {"task": {"mkor": {1: (1.0, 0.1), 100: (math.inf, math.nan)}}}
     assert verdict_of(frequency.checks({}, diverged)) is Verdict.OPEN
+
+
+def course(mean, best):
+    """Errors of one layer on both sides, at the start and at the end."""
+    by_name = {"mean": mean, "best rank 1": best}
+    looks = {name: [{"layer": x} for x in values] for name, values in by_name.items()}
+    return dict.fromkeys(rank.SIDES, looks)
+
+
+def test_rank():
+    assert verdict_of(rank.checks({"task": course((0.5, 0.2), (0.4, 0.15))})) is Verdict.HOLDS
+    assert verdict_of(rank.checks({"task": course((0.5, 1.0), (0.4, 0.5))})) is Verdict.FAILS
+    assert verdict_of(rank.checks({"task": course((0.5, 0.9), (0.4, 0.15))})) is Verdict.PARTLY
+    assert verdict_of(rank.checks({})) is Verdict.OPEN
+
+
+def narrow(condition, damped, ours, theirs, least):
+    """A training's end with one layer."""
+    own = {"condition": condition, "damped": damped}
+    found = {
+        "mkor bfloat16": {"error": ours, "least": least},
+        "kfac bfloat16": {"error": theirs, "least": 1.0},
+    }
+    return {"spectra": [{"layer": own}], "narrowed": {"layer": found}}
+
+
+def test_spectrum():
+    good = {"task": narrow(1e9, 1e3, 0.01, 0.5, 0.1)}
+    assert verdict_of(spectrum.checks(good)) is Verdict.HOLDS
+    assert verdict_of(spectrum.checks({"task": narrow(1e2, 10, 0.5, 0.01, -1)})) is Verdict.FAILS
+    # What is not finite is kept as null.
+    assert verdict_of(spectrum.checks({"task": narrow(1e9, 1e3, None, 0.5, -1)})) is Verdict.PARTLY
+    assert verdict_of(spectrum.checks({})) is Verdict.OPEN

@@ -12,6 +12,8 @@ STUDIES: dict[str, str] = {
     "memory": "mkor_bench.studies.memory",
     "breakdown": "mkor_bench.studies.breakdown",
     "frequency": "mkor_bench.studies.frequency",
+    "rank": "mkor_bench.studies.rank",
+    "spectrum": "mkor_bench.studies.spectrum",
     "defaults": "mkor_bench.studies.defaults",
 }
 """Studies: the name and the module."""
