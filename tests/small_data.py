@@ -62,18 +62,29 @@ def _texts(folder):
         path.write_bytes(gzip.compress("".join(sentences).encode()))
 
 
+# The folder and file, the columns with texts, the names of both parts.
+SENTENCES = [
+    ("glue/cola_{}", ("sentence",), ("train", "dev")),
+    ("glue/rte_{}", ("sentence1", "sentence2"), ("train", "dev")),
+    ("glue/sst2_{}", ("sentence",), ("train", "dev")),
+    ("glue/qnli_{}", ("question", "sentence"), ("train", "dev")),
+    ("glue/mrpc_{}", ("sentence1", "sentence2"), ("train", "dev")),
+    ("glue/qqp_{}", ("question1", "question2"), ("train", "dev")),
+    ("glue/mnli_{}", ("premise", "hypothesis"), ("train", "dev")),
+    ("glue/stsb_{}", ("source", "sentence1", "sentence2"), ("train", "dev")),
+    ("sentence_polarity/{}", ("sentence",), ("train", "test")),
+    ("movie_reviews/{}", ("text",), ("train", "test")),
+]
+
+
 def _sentences(folder):
     """A row is of class 1 where it has a fox; one row of the training part is in the other too."""
     random = np.random.default_rng(0)
-    pair = ("sentence1", "sentence2")
-    for name, columns in (
-        ("glue/cola_{}", ("sentence",)),
-        ("glue/rte_{}", pair),
-        ("sentence_polarity/{}", ("sentence",)),
-    ):
+    for name, columns, parts in SENTENCES:
         (folder / name).parent.mkdir(exist_ok=True)
-        for part, rows in (("train", TRAIN), ("test" if "polarity" in name else "dev", TEST)):
-            lines = ["\t".join([*columns, "label"]), "\t".join(["a dog", *columns[1:], "0"])]
+        label = "score" if "stsb" in name else "label"
+        for part, rows in zip(parts, (TRAIN, TEST), strict=True):
+            lines = ["\t".join([*columns, label]), "\t".join(["a dog", *columns[1:], "0"])]
             for _ in range(rows - 1):
                 texts = [" ".join(random.choice(WORDS, 5)) for _ in columns]
                 lines.append("\t".join([*texts, str(int("fox" in " ".join(texts)))]))

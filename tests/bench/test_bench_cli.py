@@ -126,7 +126,7 @@ MISTAKES = {
     ),
     "task without a near name": (
         ["compare", "xyz"],
-        "unknown task 'xyz': choose from cifar100-autoencoder, cifar100-convnet, ",
+        "unknown task 'xyz': choose from bert-",
     ),
     "optimizer": (
         ["compare", "digits", "--optimizers", "sgd,mkro"],

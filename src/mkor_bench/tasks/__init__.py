@@ -1,4 +1,4 @@
-"""Training problems: one file a task, and the user's own.
+"""Training problems: one file a kind, and the user's own.
 
 A built-in task is a module with a function ``task(data, quick)`` that returns a
 :class:`~mkor_bench.tasks.task.Task`, and one row below. A user's task is a function in
@@ -9,21 +9,47 @@ This module imports nothing heavy, so that ``mkor --help`` is quick.
 
 from __future__ import annotations
 
-TASKS: dict[str, str] = {
-    "digits-autoencoder": "mkor_bench.tasks.digits_autoencoder",
-    "digits-classifier": "mkor_bench.tasks.digits_classifier",
-    "mnist-autoencoder": "mkor_bench.tasks.mnist_autoencoder",
-    "mnist-convnet": "mkor_bench.tasks.mnist_convnet",
-    "cifar100-convnet": "mkor_bench.tasks.cifar100_convnet",
-    "cifar100-autoencoder": "mkor_bench.tasks.cifar100_autoencoder",
-    "cifar100-resnet20": "mkor_bench.tasks.cifar100_resnet20",
-    "shakespeare": "mkor_bench.tasks.shakespeare",
-    "wikitext-masked": "mkor_bench.tasks.wikitext_masked",
-    "minilm-rte": "mkor_bench.tasks.minilm_rte",
-    "minilm-cola": "mkor_bench.tasks.minilm_cola",
-    "minilm-polarity": "mkor_bench.tasks.minilm_polarity",
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """Where a built-in task is made.
+
+    Attributes:
+        module: The file of this folder that makes it.
+        options: What its function ``task`` takes besides the data and the size.
+    """
+
+    module: str
+    options: Mapping[str, str] = {}
+
+
+_GLUE = ("rte", "cola", "sst2", "stsb", "qnli", "mrpc", "qqp", "mnli")
+
+
+def _pretrained(model: str, *problems: str) -> dict[str, Entry]:
+    """The tasks that fine-tune a pretrained model on sentences."""
+    return {
+        f"{model}-{problem}": Entry("sentences", {"model": model, "problem": problem})
+        for problem in problems
+    }
+
+
+TASKS: dict[str, Entry] = {
+    "digits-autoencoder": Entry("digits_autoencoder"),
+    "digits-classifier": Entry("digits_classifier"),
+    "mnist-autoencoder": Entry("mnist_autoencoder"),
+    "mnist-convnet": Entry("mnist_convnet"),
+    "cifar100-convnet": Entry("cifar100_convnet"),
+    "cifar100-autoencoder": Entry("cifar100_autoencoder"),
+    "cifar100-resnet20": Entry("cifar100_resnet20"),
+    "shakespeare": Entry("shakespeare"),
+    "wikitext-masked": Entry("wikitext_masked"),
+    **_pretrained("minilm", *_GLUE, "polarity", "reviews"),
+    **_pretrained("bert-large", *_GLUE, "reviews"),
 }
-"""Built-in tasks: the name and the module that makes the task."""
+"""Built-in tasks: the name and where the task is made."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "digits": ("digits-autoencoder", "digits-classifier"),

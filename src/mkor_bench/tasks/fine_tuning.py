@@ -1,25 +1,33 @@
-"""What the tasks that fine-tune MiniLM share: batches of padded sentences, loss, metrics."""
+"""What the tasks that fine-tune on sentences share: padded batches, loss, metric."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils.rnn import pad_sequence
 
 from mkor_bench.data.sentences import Sentences, Source, load_sentences
 from mkor_bench.data.store import Store
-from mkor_bench.models.minilm import load_minilm, load_tokenizer, minilm_path
+from mkor_bench.metrics import Metric
+from mkor_bench.models.bert import (
+    CHECKPOINTS,
+    Checkpoint,
+    SentenceClassifier,
+    find_checkpoint,
+    load_encoder,
+    load_tokenizer,
+)
 from mkor_bench.tasks.batches import shuffled_batches
 from mkor_bench.tasks.task import Task
 
 DEFAULT_LRS = {"sgd": 0.03, "adamw": 1e-4, "lamb": 0.003, "mkor": 0.03, "mkor-adamw": 1e-4}
-CLASSES = 2
+FULL_LRS = {**DEFAULT_LRS, "adamw": 3e-5, "mkor-adamw": 3e-5}
+"""Of larger models: what is usual for them; not measured here."""
 
 
 class Size(NamedTuple):
@@ -30,14 +38,32 @@ class Size(NamedTuple):
         max_length: Word pieces of a row at most.
         steps: Of a run.
         layers: Of the encoder; all, if None.
-        test_rows: How many the metric looks at.
+        test_rows: How many the metric looks at; all, if None.
     """
 
     batch_size: int
     max_length: int
     steps: int
-    layers: int | None
-    test_rows: int
+    layers: int | None = None
+    test_rows: int | None = None
+
+
+class Problem(NamedTuple):
+    """A data set and what is to be told of its sentences.
+
+    Attributes:
+        source: The data set.
+        asks: What is to be told, in words.
+        classes: How many; 1 where a score is to be told.
+        metric: Its name and its function.
+        size: For MiniLM.
+    """
+
+    source: Source
+    asks: str
+    classes: int
+    metric: tuple[str, Metric]
+    size: Size
 
 
 @dataclass(frozen=True)
@@ -47,7 +73,7 @@ class Rows:
     Attributes:
         words: The word pieces of each row.
         segments: Which sentence of the row each of them is in.
-        labels: The class of each row, [rows].
+        labels: The class of each row, or its score, [rows].
     """
 
     words: list[Tensor]
@@ -68,23 +94,26 @@ class FineTuning:
     """The parts of a task.
 
     Attributes:
+        problem: What is to be told.
+        checkpoint: The pretrained model.
+        path: Where its files are.
+        size: How large the task is.
         train: What is trained on.
         test: What the metric looks at.
-        path: Where the pretrained model is.
-        size: How large the task is.
-        metric: From guesses and labels, both [rows], to a number.
     """
 
-    train: Rows
-    test: Rows
+    problem: Problem
+    checkpoint: Checkpoint
     path: str
     size: Size
-    metric: Callable[[Tensor, Tensor], float]
+    train: Rows
+    test: Rows
 
     def build(self, seed: int) -> nn.Module:
         """Loads the network; the run has seeded torch's generator, which makes the last layer."""
         del seed
-        return load_minilm(self.path, CLASSES, self.size.layers)
+        encoder = load_encoder(self.checkpoint, self.path, self.size.layers)
+        return SentenceClassifier(encoder, self.problem.classes)
 
     def batches(self, seed: int) -> Iterator[tuple[Tensor, ...]]:
         """Endless training batches of padded sentences."""
@@ -93,9 +122,12 @@ class FineTuning:
             yield self.train.batch(chosen.tolist())
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Cross entropy, averaged over the batch."""
+        """Cross entropy of classes, or the squared error of scores, averaged over the batch."""
         *inputs, labels = batch
-        return cross_entropy(model(*inputs), labels)
+        outputs = model(*inputs)
+        if self.problem.classes == 1:
+            return mse_loss(outputs[:, 0], labels.float())
+        return cross_entropy(outputs, labels)
 
     def evaluate(self, model: nn.Module) -> float:
         """The metric on the test rows, taken by length so that little is padded."""
@@ -103,71 +135,54 @@ class FineTuning:
         guesses, labels = [], []
         for begin in range(0, len(order), 64):
             *inputs, chosen = self.test.batch(order[begin : begin + 64])
-            guesses.append(model(*inputs).argmax(dim=1))
+            outputs = model(*inputs)
+            guesses.append(outputs[:, 0] if outputs.shape[1] == 1 else outputs.argmax(dim=1))
             labels.append(chosen)
-        return self.metric(torch.cat(guesses), torch.cat(labels))
+        return self.problem.metric[1](torch.cat(guesses), torch.cat(labels))
 
 
-def accuracy(guesses: Tensor, labels: Tensor) -> float:
-    """The share of guesses that are right."""
-    return float((guesses == labels).double().mean())
-
-
-def matthews(guesses: Tensor, labels: Tensor) -> float:
-    """Matthews' correlation of two classes, 0 and 1; 0 where all guesses are the same."""
-    both = float((guesses * labels).sum())
-    guessed, true, rows = float(guesses.sum()), float(labels.sum()), len(labels)
-    spread = math.sqrt(guessed * (rows - guessed) * true * (rows - true))
-    return (both * rows - guessed * true) / spread if spread else 0.0
-
-
-def fine_tuning_task(
-    name: str,
-    description: str,
-    source: Source,
-    size: Size,
-    metric: tuple[str, Callable[[Tensor, Tensor], float]],
-    store: Store,
-) -> Task:
-    """Makes a task that fine-tunes MiniLM.
+def fine_tuning_task(name: str, problem: Problem, model: str, size: Size, store: Store) -> Task:
+    """Makes a task that fine-tunes a pretrained model on sentences.
 
     Args:
         name: Of the task.
-        description: In a sentence.
-        source: The sentences.
+        problem: The data set, and what is to be told.
+        model: The pretrained model, by its name in the registry.
         size: How large the task is.
-        metric: Its name and its function.
         store: Where the sentences are.
 
     Returns:
         The task.
     """
-    train, test = load_sentences(source, store)
-    path = minilm_path(store)
+    checkpoint = CHECKPOINTS[model]
+    train, test = load_sentences(problem.source, store)
+    path = find_checkpoint(checkpoint, store)
     tokenizer = load_tokenizer(path)
     parts = FineTuning(
-        encode(train, tokenizer, size.max_length),
-        encode(head(test, size.test_rows), tokenizer, size.max_length),
+        problem,
+        checkpoint,
         path,
         size,
-        metric[1],
+        encode(train, tokenizer, size.max_length),
+        encode(head(test, size.test_rows), tokenizer, size.max_length),
     )
+    title = problem.source.title
     return Task(
         name=name,
-        description=description,
+        description=f"{checkpoint.title} fine-tuned on {title}: {problem.asks}",
         build=parts.build,
         batches=parts.batches,
         loss=parts.loss,
         evaluate=parts.evaluate,
-        metric=metric[0],
+        metric=f"test {problem.metric[0]}",
         higher_is_better=True,
         steps=size.steps,
-        default_lrs=DEFAULT_LRS,
+        default_lrs=DEFAULT_LRS if model == "minilm" else FULL_LRS,
     )
 
 
-def head(sentences: Sentences, rows: int) -> Sentences:
-    """Returns the first rows."""
+def head(sentences: Sentences, rows: int | None) -> Sentences:
+    """Returns the first rows; all, if None."""
     return Sentences(sentences.texts[:rows], sentences.labels[:rows])
 
 

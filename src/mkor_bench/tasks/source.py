@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mkor_bench.data.store import HUB, Store
+from mkor_bench.data.store import BLANK, HUB, Store
 from mkor_bench.errors import UserError, unknown_name, where
 from mkor_bench.tasks import GROUPS, TASKS
 from mkor_bench.tasks.guard import guarded
@@ -35,7 +35,8 @@ class TaskSource:
 
     Attributes:
         text: A built-in task's name, or ``path/to/file.py:function``.
-        data: The folder with data sets, or "hub", for tasks that read any.
+        data: The folder with data sets, "hub", or :data:`~mkor_bench.data.store.BLANK` for
+            data made up, for tasks that read any.
         quick: Whether a built-in task is made at its small size.
     """
 
@@ -51,9 +52,8 @@ class TaskSource:
     @property
     def store(self) -> Store:
         """Where built-in tasks find their data."""
-        if self.data is None or self.data == HUB:
-            return None if self.data is None else HUB
-        return Path(self.data)
+        named: dict[str | None, Store] = {None: None, HUB: HUB, BLANK: BLANK}
+        return named[self.data] if self.data in named else Path(str(self.data))
 
     @property
     def path(self) -> Path:
@@ -116,8 +116,9 @@ def check_data(data: str | None) -> None:
 def load_once(source: TaskSource) -> Task:
     """Makes a source's task; a process makes it once, and keeps it."""
     if not source.is_users:
-        module = importlib.import_module(TASKS[source.text])
-        task: Task = module.task(source.store, quick=source.quick)
+        entry = TASKS[source.text]
+        module = importlib.import_module(f"mkor_bench.tasks.{entry.module}")
+        task: Task = module.task(source.store, quick=source.quick, **entry.options)
         return task
     data = source.store if isinstance(source.store, Path) else None
     name = source.text.rpartition(":")[2]
