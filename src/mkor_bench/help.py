@@ -118,6 +118,13 @@ rank (Figures 5, 10): how well means, sketches and windows stand for covariances
 
 spectrum (Figure 8): eigenvalues of K-FAC's factors, and inverses in half precision.
 
+hybrid (section 3.2): what MKOR-H saves, and when it switches.
+
+learning-rate (Table 5): steps to converge over four decades of learning rate.
+
+convergence (Figures 2, 6, 11, 12, Tables 2-4): every optimizer tuned, steps and time to the best
+first-order loss, by task.
+
 defaults (section 4): tunes every optimizer alike (one seed on one grid of learning rates, which
 grows where the best is at its edge; K-FAC's damping and frequency too), runs three seeds at the
 best, and compares steps and time to the best final loss of SGD, AdamW and LAMB. Groups of tasks:

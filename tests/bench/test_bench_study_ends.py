@@ -12,6 +12,9 @@ ENDS = {
     "frequency": ["--optimizers", "mkor", "--tasks", "digits-classifier"],
     "rank": ["--tasks", "digits-classifier"],
     "spectrum": ["--tasks", "digits-classifier"],
+    "hybrid": ["--tasks", "digits-classifier"],
+    "learning-rate": ["--optimizers", "sgd,mkor"],
+    "convergence": ["--tasks", "digits-classifier", "--optimizers", "sgd,mkor"],
     "memory": ["--optimizers", "sgd,mkor,auto"],
 }
 

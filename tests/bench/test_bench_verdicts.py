@@ -5,9 +5,24 @@ import math
 import pytest
 
 from mkor_bench.report.section import Verdict
-from mkor_bench.studies import breakdown, complexity, frequency, memory, rank, spectrum
+from mkor_bench.studies import (
+    breakdown,
+    complexity,
+    convergence,
+    frequency,
+    hybrid,
+    learning_rate,
+    memory,
+    rank,
+    spectrum,
+)
 from mkor_bench.studies.finding import Check, judge
+from mkor_bench.studies.outcome import TaskOutcome
+from mkor_bench.studies.runs import handed_over
 from mkor_bench.studies.stages import mean_step
+from mkor_bench.summary import OptimizerResult, TaskResult
+from mkor_bench.tasks.source import TaskSource
+from mkor_bench.train import Run, Settings
 
 YES, NO, OPEN = Check("a", True), Check("b", False), Check("c", None)
 
@@ -139,3 +154,82 @@ def test_spectrum():
     # What is not finite is kept as null.
     assert verdict_of(spectrum.checks({"task": narrow(1e9, 1e3, None, 0.5, -1)})) is Verdict.PARTLY
     assert verdict_of(spectrum.checks({})) is Verdict.OPEN
+
+
+STEPS = 40
+
+
+def tuned(name, by, *, to=1.0, ratio=1.0, metric=0.9, seconds=1.0):
+    """An optimizer whose loss falls from 100 to a value within some steps."""
+    losses = [max(to, 100 - (100 - to) * (step + 1) / by) for step in range(STEPS)]
+    spent = [seconds * (step + 1) for step in range(STEPS)]
+    made = OptimizerResult(
+        name, {}, {0.1: [Run(Settings(name, 0.1, 0, STEPS), losses, spent, metric)]}
+    )
+    made.step_seconds, made.step_time_ratio = 0.01 * ratio, ratio
+    return made
+
+
+def outcome(*results):
+    task = TaskSource("digits-classifier").load()
+    return TaskOutcome(TaskResult(task, STEPS, list(results)), {})
+
+
+def test_convergence():
+    base, rivals = tuned("sgd", 40), [tuned("kfac", 30, ratio=2), tuned("eva", 30)]
+    good = outcome(base, *rivals, tuned("mkor", 10), tuned("mkor-h", 9))
+    assert verdict_of(convergence.checks([good])) is Verdict.HOLDS
+    dear = outcome(base, *rivals, tuned("mkor", 20, ratio=3))
+    assert verdict_of(convergence.checks([dear])) is Verdict.PARTLY
+    never = tuned("mkor", 40, to=5.0, metric=0.5)
+    assert verdict_of(convergence.checks([outcome(base, *rivals, never)])) is Verdict.FAILS
+    assert verdict_of(convergence.checks([outcome(base)])) is Verdict.OPEN
+
+
+def test_hybrid():
+    def rows(ours, *handed):
+        results = {"sgd": tuned("sgd", 40), "mkor": tuned("mkor", 20, seconds=2)}
+        rows = {name: hybrid.Row(result) for name, result in results.items()}
+        return {"task": {**rows, "mkor-h": hybrid.Row(ours, handed)}}
+
+    good = rows(tuned("mkor-h", 20, seconds=1.5), 25)
+    assert verdict_of(hybrid.checks(good)) is Verdict.HOLDS
+    worse = rows(tuned("mkor-h", 39, to=9, seconds=3), 25)
+    assert verdict_of(hybrid.checks(worse)) is Verdict.FAILS
+    assert verdict_of(hybrid.checks(rows(tuned("mkor-h", 20), None))) is Verdict.OPEN
+
+
+def test_the_hand_over_is_where_no_layer_is_preconditioned_any_more():
+    run = Run(Settings("mkor-h", 0.1, 0, STEPS))
+    run.watched = {n: {"layers preconditioned": 3.0 if n < 20 else 0.0} for n in range(1, 41, 3)}
+    assert handed_over(run) == 22
+    run.watched = {n: {"layers preconditioned": 3.0} for n in range(1, 41, 3)}
+    assert handed_over(run) is None
+    run.watched = {n: {"learning rate": 0.1} for n in range(1, 41, 3)}
+    assert handed_over(run) is None
+
+
+def test_learning_rate():
+    def found(**marks):
+        return {"task": {name: dict(enumerate(ends)) for name, ends in marks.items()}}
+
+    steps = [(94, ""), (79, ""), (78, ""), (76, "")]
+    good = found(mkor=steps, sgd=[(None, "D"), (None, "D"), (108, ""), (145, "*")])
+    assert verdict_of(learning_rate.checks(good)) is Verdict.HOLDS
+    bad = found(mkor=[(None, "D"), (9, "*"), (50, ""), (9, "*")], sgd=steps)
+    assert verdict_of(learning_rate.checks(bad)) is Verdict.FAILS
+    assert verdict_of(learning_rate.checks(found(sgd=steps))) is Verdict.OPEN
+
+
+def test_a_run_converges_at_a_share_of_the_way_to_the_lowest_loss():
+    runs = {
+        ("sgd", 1.0): tuned("sgd", 20).runs[0],
+        ("sgd", 0.1): tuned("sgd", 10, to=50.0).runs[0],
+        ("sgd", 10.0): Run(Settings("sgd", 10.0, 0, STEPS), [100.0, math.inf], [1.0, 2.0]),
+        ("mkor", 10.0): Run(Settings("mkor", 10.0, 0, STEPS), [100.0] * STEPS, [1.0] * STEPS),
+    }
+    found = learning_rate.ends(runs)
+    # The loss falls in 20 steps, in 10 steps; the means of two losses are half a step behind.
+    assert found["sgd"][1.0][1] == "" and 19 <= found["sgd"][1.0][0] <= 21
+    assert found["sgd"][0.1][1] == "*" and 9 <= found["sgd"][0.1][0] <= 11
+    assert found["sgd"][10.0] == found["mkor"][10.0] == (None, "D")

@@ -14,6 +14,9 @@ STUDIES: dict[str, str] = {
     "frequency": "mkor_bench.studies.frequency",
     "rank": "mkor_bench.studies.rank",
     "spectrum": "mkor_bench.studies.spectrum",
+    "hybrid": "mkor_bench.studies.hybrid",
+    "learning-rate": "mkor_bench.studies.learning_rate",
+    "convergence": "mkor_bench.studies.convergence",
     "defaults": "mkor_bench.studies.defaults",
 }
 """Studies: the name and the module."""

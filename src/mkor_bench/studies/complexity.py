@@ -38,7 +38,12 @@ PAPER = {
 }
 """The cost of an update by the paper's table 1 and introduction; the low rank is not in it."""
 
-FULL = {"widths": [512, 1024, 2048, 4096], "rows": [512, 1024, 2048], "width": 256, "batch": 128}
+FULL = {
+    "widths": [512, 1024, 2048, 4096],
+    "rows": [512, 1024, 2048, 4096],
+    "width": 256,
+    "batch": 128,
+}
 QUICK = {"widths": [64, 128, 256], "rows": [64, 128, 256], "width": 64, "batch": 32}
 ENOUGH = 1024
 """The least largest size at which an exponent of time says more than the costs of each call."""

@@ -96,7 +96,19 @@ def train_once(
         "seconds": [float(f"{second:.{_DIGITS}g}") for second in run.seconds],
         "clock": clock()[1],
         "metric": run.metric,
+        "handed_over": handed_over(run),
     }
+
+
+def handed_over(run: Run) -> int | None:
+    """Returns the first step at which a method was seen to have left the base alone, if it did."""
+    seen = {step: own.get("layers preconditioned") for step, own in sorted(run.watched.items())}
+    begun = False
+    for step, layers in seen.items():
+        begun = begun or bool(layers)
+        if begun and layers == 0:
+            return step
+    return None
 
 
 def time_step(
