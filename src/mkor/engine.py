@@ -18,6 +18,7 @@ from torch import nn
 from mkor.capture.discover import Layer, LeftOut, find_layers
 from mkor.capture.folds import observable
 from mkor.capture.hooks import Capture
+from mkor.capture.parallel import share_layers
 from mkor.capture.rivals import refuse_rivals
 from mkor.capture.views import View
 from mkor.conditions import Marks, compared, marks
@@ -103,10 +104,10 @@ class Engine:
         """Find the layers whose weights are optimized and (re)install the hooks."""
         known = {name: layer.view.shape for name, layer in self.layers.items()}
         self.layers, self.left = find_layers(self.model, optimized, self.skip, self.accept)
+        self.team = share_layers(self.model, self.layers, self.method.at(self.index))
         kept = {n for n, layer in self.layers.items() if known.get(n) == layer.view.shape}
         self.records = {n: self.records[n] if n in kept else Record() for n in self.layers}
-        shapes = {name: layer.view.shape for name, layer in self.layers.items()}
-        self.ownership.cover({name: self.method.cost(shape) for name, shape in shapes.items()})
+        self.ownership.cover({n: self.method.cost(la.view.shape) for n, la in self.layers.items()})
         if self.resting is None:
             self.capture.watch(self.layers, self.kinds(self.method.at(self.index).wants))
         self.listen()
@@ -157,8 +158,8 @@ class Engine:
 
     @property
     def seed(self) -> int:
-        """A number of its own for every step of every worker."""
-        return self.index * comm.world_size() + comm.rank()
+        """A number of its own for every step and batch."""
+        return self.team.seed(self.index)
 
     @property
     def due(self) -> bool:

@@ -23,7 +23,7 @@ from mkor.checks import (
     share,
 )
 from mkor.distributed.comm import is_sharded
-from mkor.distributed.sharded import is_fsdp
+from mkor.distributed.team import team_of
 from mkor.hybrid import HybridSwitch
 from mkor.report import LayerInfo
 
@@ -106,20 +106,7 @@ def check_wrappers(model: nn.Module) -> None:
                 f"parameter '{name}' is partitioned by DeepSpeed's ZeRO; use "
                 "torch.distributed.fsdp.fully_shard or DistributedDataParallel instead"
             )
-    check_sharding(model)
-
-
-def check_sharding(model: nn.Module) -> None:
-    """Refuse parameters that are spread over workers by other means than FSDP2's."""
-    wrapped = [module for module in model.modules() if is_a(module, "FSDPModule")]
-    managed = {id(p) for module in wrapped for p in module.parameters()}
-    for name, parameter in model.named_parameters():
-        if is_sharded(parameter) and (id(parameter) not in managed or not is_fsdp(parameter)):
-            raise ValueError(
-                f"parameter '{name}' is a DTensor that FSDP2 alone did not make: tensor-parallel "
-                "layers are not supported, because a worker sees a part of their rows; use "
-                "fully_shard or DistributedDataParallel on the unsharded model"
-            )
+    team_of(model)
 
 
 def check_division(model: nn.Module, part: float) -> None:
@@ -127,7 +114,7 @@ def check_division(model: nn.Module, part: float) -> None:
     if part < 1 and any(is_sharded(parameter) for parameter in model.parameters()):
         raise ValueError(
             f"grad_worker_fraction={part} divides layers among workers, but the model's parameters "
-            "are sharded (FSDP2): leave it at 1, or use DistributedDataParallel"
+            "are sharded already: leave it at 1, or use DistributedDataParallel"
         )
 
 

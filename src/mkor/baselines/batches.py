@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,10 +81,11 @@ def batches(params: list[Tensor]) -> list[list[Tensor]]:
 
 
 def by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The tensors by device and dtype."""
-    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    """The tensors by device and dtype, and by the mesh of workers that they are spread over."""
+    kinds: dict[tuple[torch.device, torch.dtype, Any], list[Tensor]] = {}
     for tensor in tensors:
-        kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+        mesh = getattr(tensor, "device_mesh", None)
+        kinds.setdefault((tensor.device, tensor.dtype, mesh), []).append(tensor)
     return list(kinds.values())
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
+from mkor.baselines.batches import by_kind
 from mkor.checks import is_number, one_of, require, share
 
 RULES = ("direct", "adamw")
@@ -99,7 +100,10 @@ class SplitAdamW(Optimizer):
                 step_along(group)
         # Shared anew in each step, since loading a checkpoint replaces both.
         self._adamw.state = self.state
-        self._adamw.param_groups = [g for g in self.param_groups if g["update"] == "adamw"]
+        others = [group for group in self.param_groups if group["update"] == "adamw"]
+        self._adamw.param_groups = [
+            {**group, "params": alike} for group in others for alike in by_kind(group["params"])
+        ]
         self._adamw.step()
         return loss
 
@@ -136,10 +140,9 @@ def inner(**options: Any) -> AdamW:
 def step_along(group: dict[str, Any]) -> None:
     """One step of a group along its gradients, which those of frozen parameters are not."""
     params = [p for p in group["params"] if p.grad is not None and p.requires_grad]
-    if not params:
-        return
     lr, decay = group["lr"], group["weight_decay"]
-    if decay != 0:
-        torch._foreach_mul_(params, 1 - lr * decay)
-    updates = torch._foreach_mul([p.grad for p in params], -lr)
-    torch._foreach_add_(params, updates)
+    for alike in by_kind(params):
+        if decay != 0:
+            torch._foreach_mul_(alike, 1 - lr * decay)
+        updates = torch._foreach_mul([p.grad for p in alike if p.grad is not None], -lr)
+        torch._foreach_add_(alike, updates)

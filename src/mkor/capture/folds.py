@@ -57,13 +57,21 @@ def output_shape(kind: Kind, view: View) -> tuple[int, ...]:
     return view.shape.stack, rows if not isinstance(kind, Moment) or kind.matrix else 0, side
 
 
-def start_of(
-    kind: Kind, seed: Tensor, tensors: list[Tensor], masks: list[Tensor] | None = None
-) -> Tensor:
-    """What the signs of a call are made of, if the kind has signs."""
-    if not isinstance(kind, Sketch):
-        return seed
-    return first_number(seed, tensors[0], None if masks is None else masks[0])
+def fold_call(
+    kind: Kind, view: View, tensors: list[Tensor], seed: Tensor, masks: list[Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """What the signs of a call are made of, if the kind has signs, and its input fold.
+
+    Args:
+        kind: What the rows are reduced to.
+        view: The layer.
+        tensors: What `sources` found.
+        seed: The hash of step, batch and layer.
+        masks: Which rows of each source count, [n] each; None if all do.
+    """
+    if isinstance(kind, Sketch):
+        seed = first_number(seed, tensors[0], None if masks is None else masks[0], view.part)
+    return seed, view.part.input_share(kind, fold_inputs(kind, view, tensors, seed, masks))
 
 
 def fold_inputs(
@@ -79,7 +87,7 @@ def fold_inputs(
         kind: What the rows are reduced to.
         view: The layer.
         tensors: The sources.
-        start: See `start_of`.
+        start: See `fold_call`.
         masks: Which rows of each source count, [n] each; None if all do.
     """
     if masks is not None:

@@ -24,7 +24,7 @@ from mkor.capture.attention import AttentionInputView, LastProduct, output_order
 from mkor.capture.calls import arguments, transformed
 from mkor.capture.collect import collected, nothing
 from mkor.capture.discover import Layer
-from mkor.capture.folds import fold_inputs, sources, start_of
+from mkor.capture.folds import fold_call, sources
 from mkor.capture.mask import RowMask
 from mkor.capture.observe import Leaves, Observe, ObserveRows, RowLeaf, begin, fresh
 from mkor.capture.views import View
@@ -201,7 +201,8 @@ class Capture:
             return None
         if operand is not None:
             operand = output_order(operand.detach(), tensor, active[-1].hooked)
-        seen = {view: tensors for view in active if (tensors := sources(view, inputs, operand))}
+        own = active[0].part.own(inputs)
+        seen = {view: tensors for view in active if (tensors := sources(view, own, operand))}
         masks = {view: self.mask.of(view, tensors) for view, tensors in seen.items()}
         if isinstance(self.leaves[active[0].name], RowLeaf):
             observed = self.observe_rows(module, seen, masks, tensor) if seen else tensor
@@ -229,9 +230,7 @@ class Capture:
             if view in seen:
                 leaf.note(inputs)
                 leaves.append(leaf.inputs)
-                tensors, own = seen[view], masks[view]
-                start = start_of(kind, leaf.seed, tensors, own)
-                fold = fold_inputs(kind, view, tensors, start, own)
+                start, fold = fold_call(kind, view, seen[view], leaf.seed, masks[view])
                 folds.append(fold.to(leaf.inputs.dtype))
         last, outputs = active[-1], self.output_leaf(active[-1])
         kind, rows = self.kinds[last.name][1], masks.get(last)

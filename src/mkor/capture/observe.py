@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from mkor.capture.folds import fold_outputs, input_shape, output_shape
 from mkor.capture.views import View
+from mkor.distributed.sharded import laid_as, placements_of
 from mkor.methods.base import Compress, Kind, Sketch, wide
 
 
@@ -170,6 +171,7 @@ class Observe(torch.autograd.Function):
         """
         ctx.view, ctx.shape = view, shape
         ctx.kind = None if outputs is None else kind
+        ctx.placements = placements_of(output)
         ctx.views = len(leaves_and_folds) // 2
         ctx.save_for_backward(start, mask, *leaves_and_folds[ctx.views :])
         return passed_on(ctx, output, own)
@@ -181,7 +183,10 @@ class Observe(torch.autograd.Function):
         start, mask, *folds = ctx.saved_tensors
         if ctx.kind is not None:
             with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
-                outputs = fold_outputs(ctx.kind, ctx.view, grad, ctx.shape, start, mask)
+                part, own = ctx.view.part, laid_as(grad, ctx.placements)
+                rows = part.rows(own, ctx.shape)
+                fold = fold_outputs(ctx.kind, ctx.view, rows, ctx.shape, start, mask)
+                outputs = part.output_share(fold, divided=rows is not own)
         return (grad, *[None] * 4, outputs, None, None, *folds, *[None] * ctx.views)
 
 

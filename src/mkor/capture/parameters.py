@@ -17,9 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mkor.blocks import Block
+from mkor.capture.part import Part
 from mkor.distributed.comm import is_sharded
 from mkor.distributed.sharded import (
     Cut,
+    alike,
     copy_block_,
     cuts,
     groups_of,
@@ -45,6 +47,7 @@ class Parameters:
     bias_rows: tuple[int | None, int | None]
     column: bool
     kept: dict[str, Tensor]
+    part: Part
 
     output_dim: ClassVar[int] = 0  # of the weight; the inputs' is the other of the first two
 
@@ -53,6 +56,7 @@ class Parameters:
         names = [name for name in (self.weight_name, self.bias_name) if name is not None]
         own = {name: self.owner._parameters[name] for name in names}
         self.kept = {name: p for name, p in own.items() if p is not None and is_sharded(p)}
+        self.part = Part()
 
     def parameter(self, name: str) -> Tensor | None:
         """The parameter that is optimized.
@@ -67,7 +71,7 @@ class Parameters:
                 "after such changes"
             )
         held, kept = self.owner._parameters[name], self.kept.get(name)
-        return held if kept is None or (held is not None and is_sharded(held)) else kept
+        return held if kept is None or (held is not None and alike(held, kept)) else kept
 
     @property
     def weight(self) -> Tensor:

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mkor.capture.mask import counted
+from mkor.capture.part import Part
 from mkor.capture.views import View
 from mkor.methods.base import wide
 
@@ -43,6 +44,9 @@ PROBES = (64, 64, 8, 4)
 
 COARSE = 16
 """Bits of an entry that are left out."""
+
+WHOLE = Part()
+"""The part of a worker that has all entries."""
 
 MASK = 2**32 - 1
 OUTPUTS, POSITIONS = 0x2545F491, 0x5851F42D
@@ -73,19 +77,22 @@ def signs_at(start: Tensor, place: Tensor, vectors: int, salt: int) -> Tensor:
     return torch.cat(parts).to(torch.float32) * 2 - 1
 
 
-def first_number(seed: Tensor, tensor: Tensor, mask: Tensor | None = None) -> Tensor:
+def first_number(
+    seed: Tensor, tensor: Tensor, mask: Tensor | None = None, part: Part = WHOLE
+) -> Tensor:
     """The number of a call's first row, by the seed and a few entries of its input.
 
     Args:
-        seed: The hash of step, worker and layer.
+        seed: The hash of step, batch and layer.
         tensor: The input.
         mask: Which rows count, [n]; what the others hold doesn't change the number, and nor does
             how many of them there are, unless the probes leave out other rows for them.
+        part: Which entries this worker has.
     """
     leading = tensor.shape[:-1]
     most = PROBES[min(len(leading), len(PROBES) - 1)]
     # Of half of the entries: the sum over all may be zero but for rounding.
-    probed = tensor[..., ::2]
+    probed = tensor[..., part.first % 2 :: 2]
     counts = None
     if mask is not None:  # an entry of the mask goes for all that follows in its row
         places = leading if mask.numel() == leading.numel() else leading[:1]
@@ -95,6 +102,8 @@ def first_number(seed: Tensor, tensor: Tensor, mask: Tensor | None = None) -> Te
         probed = probed.index_select(dim, index)
         counts = counts if counts is None else counts.index_select(dim, index)
     entries = probed.sum(dim=-1, dtype=torch.float32)
+    if part.inputs is not None:  # workers that have the others must make the same signs
+        entries = part.team.total(entries)
     bits = entries.reshape(-1).view(torch.int32).to(torch.int64) >> COARSE
     place = torch.arange(bits.shape[0], device=tensor.device)
     if counts is None:

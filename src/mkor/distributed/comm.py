@@ -97,6 +97,18 @@ def broadcast_object(thing: Any, source: int, group: Group) -> Any:
     return box[0]
 
 
+def ranks_of(handle: Any) -> tuple[int, ...]:
+    """The numbers of the workers of torch's process group."""
+    return tuple(dist.get_process_group_ranks(handle))
+
+
+def replicate() -> Any:
+    """The placement of what workers have whole."""
+    from torch.distributed.tensor import Replicate
+
+    return Replicate()
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """Whether a parameter is spread over workers (a DTensor, as FSDP2 makes)."""
     if not dist.is_available():

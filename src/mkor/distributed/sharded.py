@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mkor.distributed.comm import is_sharded
+from mkor.distributed.comm import is_sharded, ranks_of, replicate
 
 SPLITS = {"Shard": 0, "_StridedShard": 1}
 """Placements that split a dimension, in the order in which they do: a strided one (FSDP2 over
@@ -36,8 +36,13 @@ class Cut:
     parts: int = 1
 
 
-def cuts(tensor: Tensor) -> dict[int, Cut]:
-    """The dimensions of a tensor that are split, and this worker's part of each."""
+def cuts(tensor: Tensor, among: tuple[int, ...] | None = None) -> dict[int, Cut]:
+    """The dimensions of a tensor that are split, and this worker's part of each.
+
+    Args:
+        tensor: Any tensor.
+        among: Numbers of workers; splits over others are left out. None takes all.
+    """
     if not is_sharded(tensor):
         return {}
     spread: Any = tensor
@@ -46,6 +51,8 @@ def cuts(tensor: Tensor) -> dict[int, Cut]:
     out: dict[int, Cut] = {}
     splits = [(SPLITS[type(p).__name__], m) for m, p in enumerate(placements) if splitting(p)]
     for _, m in sorted(splits):
+        if among is not None and ranks_of(mesh.get_group(m)) != among:
+            continue
         dim = placements[m].dim
         cut = out.get(dim, Cut(0, tensor.shape[dim]))
         length = cut.stop - cut.start
@@ -60,13 +67,6 @@ def cuts(tensor: Tensor) -> dict[int, Cut]:
 def splitting(placement: Any) -> bool:
     """Whether a placement splits a dimension over the workers of its mesh dimension."""
     return type(placement).__name__ in SPLITS
-
-
-def is_fsdp(tensor: Tensor) -> bool:
-    """Whether the layout is FSDP2's: a split, over several replicas or one."""
-    spread: Any = tensor
-    *replicas, last = spread.placements
-    return splitting(last) and len(replicas) < 2 and not any(map(splitting, replicas))
 
 
 def groups_of(tensor: Tensor) -> tuple[Any, ...]:
@@ -92,6 +92,32 @@ def laid_like(tensor: Tensor, parameter: Tensor) -> Tensor:
         return tensor
     moved: Tensor = tensor.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
     return moved
+
+
+def laid_as(tensor: Tensor, placements: Any) -> Tensor:
+    """This worker's block of a gradient that is spread as `placements` say, if it is spread."""
+    if not is_sharded(tensor):
+        return tensor
+    # The gradient of what workers have yet to add up is the same on all of them.
+    wanted = [replicate() if placement.is_partial() else placement for placement in placements]
+    return local(tensor.redistribute(placements=wanted))  # type: ignore[attr-defined]
+
+
+def placements_of(tensor: Tensor) -> Any:
+    """How a tensor is spread; None if it isn't."""
+    return tensor.placements if is_sharded(tensor) else None  # type: ignore[attr-defined]
+
+
+def splits_rows(tensor: Tensor) -> bool:
+    """Whether a dimension of a tensor but the last is split."""
+    return any(dim % tensor.dim() != tensor.dim() - 1 for dim in cuts(tensor))
+
+
+def alike(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are spread over the same workers."""
+    if not is_sharded(tensor) or not is_sharded(other):
+        return is_sharded(tensor) == is_sharded(other)
+    return bool(tensor.device_mesh == other.device_mesh)  # type: ignore[attr-defined]
 
 
 def copy_block_(tensor: Tensor, source: Tensor) -> None:
