@@ -2,12 +2,22 @@
 
 from pathlib import Path
 
+import torch
+
 from mkor_bench.report.section import Section, Verdict
 from mkor_bench.studies.finding import conclude
 from mkor_bench.studies.piece import Piece
 from mkor_bench.studies.study import Request, Study
 
 SECTION = Section("toy", "Squares", "none", "They add up.", "All.", Verdict.HOLDS, "They did.")
+
+
+def add_ones(workers, spec):
+    """Adds a one of each process."""
+    total = torch.ones(1)
+    if workers > 1:
+        torch.distributed.all_reduce(total)
+    return {"total": float(total)}
 
 
 def square(spec, data, report):

@@ -118,9 +118,14 @@ rank (Figures 5, 10): how well means, sketches and windows stand for covariances
 
 spectrum (Figure 8): eigenvalues of K-FAC's factors, and inverses in half precision.
 
+ablation (Lemmas, section 3.3): rounding against its bound; stabiliser, rescaling and rules
+taken away.
+
 hybrid (section 3.2): what MKOR-H saves, and when it switches.
 
 learning-rate (Table 5): steps to converge over four decades of learning rate.
+
+scaling (Figure 9): steps on 1, 2 and 4 processes, and predicted beyond.
 
 convergence (Figures 2, 6, 11, 12, Tables 2-4): every optimizer tuned, steps and time to the best
 first-order loss, by task.

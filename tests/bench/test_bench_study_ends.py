@@ -15,6 +15,8 @@ ENDS = {
     "hybrid": ["--tasks", "digits-classifier"],
     "learning-rate": ["--optimizers", "sgd,mkor"],
     "convergence": ["--tasks", "digits-classifier", "--optimizers", "sgd,mkor"],
+    "ablation": ["--tasks", "digits-classifier"],
+    "scaling": [],
     "memory": ["--optimizers", "sgd,mkor,auto"],
 }
 

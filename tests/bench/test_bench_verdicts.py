@@ -6,6 +6,7 @@ import pytest
 
 from mkor_bench.report.section import Verdict
 from mkor_bench.studies import (
+    ablation,
     breakdown,
     complexity,
     convergence,
@@ -14,6 +15,7 @@ from mkor_bench.studies import (
     learning_rate,
     memory,
     rank,
+    scaling,
     spectrum,
 )
 from mkor_bench.studies.finding import Check, judge
@@ -233,3 +235,46 @@ def test_a_run_converges_at_a_share_of_the_way_to_the_lowest_loss():
     assert found["sgd"][1.0][1] == "" and 19 <= found["sgd"][1.0][0] <= 21
     assert found["sgd"][0.1][1] == "*" and 9 <= found["sgd"][0.1][0] <= 11
     assert found["sgd"][10.0] == found["mkor"][10.0] == (None, "D")
+
+
+def lemmas(least=1e-9, share=0.1, left=70, held=None):
+    grown = [
+        {"least": least, "stabilised": False, "left": left},
+        {"least": least, "stabilised": True, "left": held},
+    ]
+    return {"grown": grown, "quantized": [{"error": share, "bound": 1.0}]}
+
+
+def test_the_lemmas():
+    assert verdict_of(ablation.lemma_checks(lemmas())) is Verdict.HOLDS
+    against = lemmas(least=-1e-3, share=2.0, left=None, held=80)
+    assert verdict_of(ablation.lemma_checks(against)) is Verdict.FAILS
+    assert verdict_of(ablation.lemma_checks(lemmas(held=80))) is Verdict.PARTLY
+
+
+def test_what_is_taken_away_from_mkor():
+    stabiliser, scale, printed, _, half = list(ablation.VARIANTS)[2:]
+    good = {"mkor": (1.0, 0.1), stabiliser: (math.inf, math.nan), scale: (2.0, 0.1)}
+    good |= {printed: (1.05, 0.1), half: (0.9, 0.1)}
+    assert verdict_of(ablation.training_checks({"task": good})) is Verdict.HOLDS
+    bad = {"mkor": (1.0, 0.1), stabiliser: (0.5, 0.1), scale: (1.05, 0.1)}
+    bad |= {printed: (2.0, 0.1), half: (math.inf, math.nan)}
+    assert verdict_of(ablation.training_checks({"task": bad})) is Verdict.FAILS
+    lost = {**good, "mkor": (math.inf, math.nan)}
+    assert verdict_of(ablation.training_checks({"task": lost})) is Verdict.OPEN
+
+
+def test_scaling():
+    rows = {"MKOR": {"seconds": 1.2, "predicted": 1.0}}
+    good = {"LAMB": {"1": 64.0, "64": 1.1}, "MKOR": {"1": 65.0, "64": 1.15}}
+    good["K-FAC"] = {"1": 70.0, "64": 2.0}
+    assert verdict_of(scaling.checks({1: rows, 2: rows}, good, 2)) is Verdict.HOLDS
+    slow = {"MKOR": {"seconds": 9.0, "predicted": 1.0}}
+    bad = {**good, "MKOR": {"1": 65.0, "64": 3.0}}
+    assert verdict_of(scaling.checks({1: slow}, bad, 2)) is Verdict.FAILS
+    # Processes that share cores say nothing of the prediction.
+    assert scaling.checks({4: slow}, {}, 2) == []
+
+
+def test_the_efficiency_is_what_is_left_of_the_ideal_speed_up():
+    assert scaling.efficiency({"1": 64.0, "4": 20.0, "64": 2.0}) == pytest.approx(0.5)

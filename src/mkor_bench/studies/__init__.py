@@ -14,8 +14,10 @@ STUDIES: dict[str, str] = {
     "frequency": "mkor_bench.studies.frequency",
     "rank": "mkor_bench.studies.rank",
     "spectrum": "mkor_bench.studies.spectrum",
+    "ablation": "mkor_bench.studies.ablation",
     "hybrid": "mkor_bench.studies.hybrid",
     "learning-rate": "mkor_bench.studies.learning_rate",
+    "scaling": "mkor_bench.studies.scaling",
     "convergence": "mkor_bench.studies.convergence",
     "defaults": "mkor_bench.studies.defaults",
 }
