@@ -20,7 +20,6 @@ from mkor.capture.discover import clean_name
 from mkor.distributed import comm
 from mkor.engine import Engine
 from mkor.meter import device_of
-from mkor.validate import check_join
 
 ODD = 0x9E3779B1
 """What the bits of an entry are multiplied by, times its place: a sum that swaps don't leave."""
@@ -39,17 +38,20 @@ class Agreement:
         self.common = common
         self.alike = False
 
-    def check(self) -> None:
-        """Check once that workers are built alike, and every so often that they are equal."""
+    def check(self, compare: bool) -> None:
+        """Check once that workers are built alike, and every so often that they are equal.
+
+        Args:
+            compare: Whether they should be equal in this step.
+        """
         if comm.world_size() == 1:
             return
-        check_join(self.engine.model)
         if not self.alike:
             lines = built_as(self.engine, self.base, self.common)
             check_built_alike(lines, device_of(self.engine.model.parameters()))
             self.alike = True
         every = self.common["agreement_steps"]
-        if every is not None and self.engine.index % every == 0:
+        if compare and every is not None and self.engine.index % every == 0:
             check_equal(self.engine, self.engine.index)
 
 

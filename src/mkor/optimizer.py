@@ -26,7 +26,7 @@ from mkor.capture.hooks import remove_inert_hooks
 from mkor.conditions import Replay, exact
 from mkor.engine import BOOKS, OPTIONS, Engine
 from mkor.handover import Handover
-from mkor.informed import Informed
+from mkor.joining import Joining
 from mkor.meter import device_of
 from mkor.methods.base import Method
 from mkor.report import LayerInfo, faults_of, layer_infos, table
@@ -34,7 +34,7 @@ from mkor.schedule import UpdateSchedule
 from mkor.stateful import Factors
 
 
-class Preconditioner(Informed):
+class Preconditioner(Joining):
     """A `torch.optim.Optimizer` that rewrites `.grad` by a curvature method, then steps `base`.
 
     Subclasses choose the method; users build those. After `step()` the `.grad` of a preconditioned
@@ -153,8 +153,7 @@ class Preconditioner(Informed):
     def _rewrite(self, update: bool = True) -> None:
         with exact(self.model.parameters()):
             if update:
-                self._agreement.check()
-                self._engine.update()
+                self._update()
             self._engine.precondition(self._rates() if self._common["kl_clip"] else {})
 
     def _step_twice(self, closure: Callable[[], Any]) -> Any:

@@ -123,19 +123,6 @@ def is_a(thing: object, name: str) -> bool:
     return any(cls.__name__ == name for cls in type(thing).__mro__)
 
 
-def check_join(model: nn.Module) -> None:
-    """Refuse uneven inputs, which leave the workers that go on waiting for the others."""
-    for module in model.modules():
-        config = getattr(module, "_join_config", None)
-        if config is not None and config.enable and not config.throw_on_early_termination:
-            raise RuntimeError(
-                "the model is trained under torch's Join, in which a worker without data left "
-                "takes no steps, while the others need its part of the statistics: give all "
-                "workers as many batches, let those that have none step on an empty batch, or "
-                "stop all with the first by Join(..., throw_on_early_termination=True)"
-            )
-
-
 def check_base(base: object) -> None:
     """Check that the base is an optimizer instance."""
     if isinstance(base, type) and issubclass(base, Optimizer):

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.algorithms.join import Joinable, JoinHook
+
+__all__ = ["JoinHook", "Joinable"]
 
 
 def world_size() -> int:
@@ -88,6 +91,18 @@ def all_gather_counts(counts: list[int], device: torch.device | None) -> list[li
     out = [torch.empty_like(own) for _ in range(world_size())]
     dist.all_gather(out, own)
     return [tensor.tolist() for tensor in out]
+
+
+def everyone() -> Any:
+    """Torch's process group of all workers."""
+    return dist.group.WORLD
+
+
+def largest(number: int, device: torch.device) -> int:
+    """The largest of what workers have."""
+    own = torch.tensor(number, device=device)
+    dist.all_reduce(own, op=dist.ReduceOp.MAX)
+    return int(own)
 
 
 def broadcast_object(thing: Any, source: int, group: Group) -> Any:
