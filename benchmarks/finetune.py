@@ -29,7 +29,7 @@ from mkor.integrations.huggingface import PreconditionerCallback, optimizer_fact
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 TUNING_SEED = 1000
-LRS = (1e-4, 3e-4, 1e-3)
+LRS = (3e-5, 1e-4, 3e-4, 1e-3)
 SKETCH = {"representation": "lowrank", "statistic": "sketch", "vectors": 16}
 ROWS: dict[str, dict[str, Any]] = {"adamw": {}, "mkor": {}, "mkor sketch": SKETCH, "auto": {}}
 BATCH, TEST = 16, 400

@@ -60,12 +60,21 @@ class LowRank:
         kept = rows.to(parts["rows"].dtype)
         exact = kept.to(rows.dtype)
         gram = exact @ exact.mT
-        damping = torch.full_like(trace, self.damping)
-        root, solved = thin.spectral_root(relative, gram, damping, self.power)
+        level = self.level(relative, rows.shape[-1])
+        root, solved = thin.spectral_root(relative, gram, level, self.power)
         changed = {"rows": kept, "sizes": relative * trace[:, None], "gram": gram}
         sound = sound & solved
         thin.write_(parts, changed | {"root": root, "trace": trace}, use & sound)
         return sound
+
+    def level(self, relative: Tensor, side: int) -> Tensor:
+        """The damping in parts of tr(C), [G].
+
+        Args:
+            relative: Square roots of the eigenvalues that are kept, in parts of √tr(C), [G, k].
+            side: d.
+        """
+        return torch.full_like(relative[:, 0], self.damping)
 
     def _compress(
         self, parts: Parts, vectors: Tensor, weights: Tensor
