@@ -21,8 +21,22 @@ ENDS = {
 }
 
 
+SMALLER = {
+    "ablation.VARIANTS": {"mkor": "MKOR", "mkor:rescale=None": "without rescaling"},
+    "frequency.QUICK_INTERVALS": (1, 100),
+    "scaling.PROCESSES": (1,),
+    "scaling.NUMBERS": (1, 4),
+    "tuned.QUICK_GRID": (-3,),
+    "tuning.LOWEST": -3,
+    "tuning.HIGHEST": -2,
+}
+"""What the quick size does more than once; gloo processes have a test of their own."""
+
+
 @pytest.mark.parametrize("name", ENDS)
-def test_a_study_from_end_to_end(mkor, tmp_path, name):
+def test_a_study_from_end_to_end(mkor, tmp_path, monkeypatch, name):
+    for constant, value in SMALLER.items():
+        monkeypatch.setattr(f"mkor_bench.studies.{constant}", value)
     command = ["study", name, "--quick", "--workers", "1", "--output", "out", *ENDS[name]]
     result = mkor(*command)
     assert result.exit_code == 0, result.output
