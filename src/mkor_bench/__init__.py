@@ -19,6 +19,7 @@ Modules, in reading order:
 * ``compare``     learning rates on one common grid, then several seeds at the best
 * ``summary``     what is read off the curves
 * ``studies``     many runs, each kept and never run again, and what they show
+* ``recipes``     full-size trainings as files, tried without data or run on many workers
 * ``report``      table, ``results.json``, ``curves.png``, TensorBoard events; ``report.html``
 * ``cli``         the command line, which only translates; ``arguments`` says how options are
                   read, ``help`` is what it teaches

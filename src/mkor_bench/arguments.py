@@ -74,3 +74,9 @@ SEED = typer.Option(
     help="Seed of the model and the data.",
     show_default="0",
 )
+EVERY = typer.Option(
+    metavar="N",
+    parser=whole("--checkpoint-every"),
+    help="Steps between checkpoints; 0: only at the end.",
+)
+RESUME = typer.Option("--resume", help="Continue the checkpoint in the output folder.")

@@ -13,7 +13,9 @@ import typer
 
 from mkor_bench.arguments import (
     DATA,
+    EVERY,
     LR,
+    RESUME,
     SEED,
     THREADS,
     count,
@@ -21,7 +23,14 @@ from mkor_bench.arguments import (
     names,
     whole,
 )
-from mkor_bench.help import COMPARE_HELP, ESTIMATE_HELP, REPORT_HELP, STUDY_HELP, TRAIN_HELP
+from mkor_bench.help import (
+    COMPARE_HELP,
+    ESTIMATE_HELP,
+    RECIPE_HELP,
+    REPORT_HELP,
+    STUDY_HELP,
+    TRAIN_HELP,
+)
 from mkor_bench.interrupt import INTERRUPTED, end_at_once, ignore
 from mkor_bench.optimizers import OPTIMIZERS
 from mkor_bench.report.machine import version
@@ -127,17 +136,8 @@ def train(
         ),
     ] = None,
     data: Annotated[str | None, DATA] = None,
-    checkpoint_every: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            parser=whole("--checkpoint-every"),
-            help="Steps between checkpoints; 0: only at the end.",
-        ),
-    ] = 100,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the checkpoint in the output folder.")
-    ] = False,
+    checkpoint_every: Annotated[int, EVERY] = 100,
+    resume: Annotated[bool, RESUME] = False,
 ) -> None:
     """Trains one model with one optimizer."""
     with mistakes_in_one_line():
@@ -209,6 +209,45 @@ def report(
         from mkor_bench.report.command import run_report
 
         run_report(folder)
+
+
+@app.command(help=RECIPE_HELP)
+def recipe(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A recipe, such as recipes/bert-large-reviews-4.toml."),
+    ],
+    check: Annotated[
+        bool, typer.Option("--check", help="Try it without data and a GPU; train nothing.")
+    ] = False,
+    optimizer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of the recipe.", show_default="its first")
+    ] = None,
+    steps: Annotated[int | None, count("--steps", "Steps to do at most.", "all of them")] = None,
+    checkpoint_every: Annotated[int, EVERY] = 100,
+    resume: Annotated[bool, RESUME] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Output folder.", show_default="runs/recipe/FILE-OPTIMIZER"
+        ),
+    ] = None,
+    data: Annotated[str | None, DATA] = None,
+) -> None:
+    """Trains at full size, as a file says."""
+    with mistakes_in_one_line():
+        from mkor_bench.recipes.command import run_recipe
+
+        run_recipe(
+            file,
+            check=check,
+            optimizer=optimizer,
+            steps=steps,
+            checkpoint_every=checkpoint_every,
+            output=output,
+            data=data,
+            resumes=resume,
+        )
 
 
 @app.command(help=ESTIMATE_HELP)

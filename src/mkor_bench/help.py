@@ -175,6 +175,30 @@ it was. Write the section anew with `mkor study NAME --report --output FOLDER`.
 **Written to the folder:** report.html.
 """
 
+RECIPE_HELP = """
+Train at full size, as a file says: task, batch, data type, workers, and for each optimizer its
+options, learning rate, steps and schedule. recipes/ has trainings of the paper.
+
+--check needs no data, no GPU and no network: the model is built without memory, a batch's shapes
+go through it and its loss, every optimizer is built with its options and makes a step, and the
+memory and traffic of a worker are told, with the command line that trains.
+
+On one worker it trains at once; on more, torchrun starts it with the command that --check prints.
+A checkpoint is written every so many steps; the same command with --resume continues it. A
+worker accumulates the task's batches until all workers together have the recipe's.
+
+**Examples:**
+
+* mkor recipe recipes/bert-large-reviews-4.toml --check
+
+* mkor recipe recipes/bert-large-reviews-1.toml --optimizer mkor --data FOLDER --steps 10
+
+* mkor recipe recipes/bert-large-reviews-1.toml --optimizer mkor --data FOLDER --resume
+
+**Written to the output folder:** recipe.json (the loss of each step, the metric, the time, the
+machine and the versions) and recipe.pt (the checkpoint).
+"""
+
 ESTIMATE_HELP = """
 Predict the time of a step of BERT-Large on many workers, with LAMB alone and with MKOR (dense
 and window), Eva and K-FAC above it.

@@ -51,6 +51,10 @@ SURFACE = {
         "--data",
     },
     "report": {"FOLDER"},
+    "recipe": {
+        *("FILE", "--check", "--optimizer", "--steps"),
+        *("--checkpoint-every", "--resume", "--output", "--data"),
+    },
     "estimate": {
         *("--workers", "--bandwidth", "--latency", "--flops"),
         *("--batch", "--sequence", "--output"),
@@ -96,6 +100,12 @@ def test_help_teaches(mkor, command):
 def test_help_of_the_report_teaches(mkor):
     result = mkor("report", "--help")
     for part in ("Examples:", "mkor report runs/mine", "Written to the folder: report.html"):
+        assert part in result.output
+
+
+def test_help_of_recipes_teaches(mkor):
+    result = mkor("recipe", "--help")
+    for part in ("Examples:", "mkor recipe recipes/", "--check", "Written to the output folder:"):
         assert part in result.output
 
 

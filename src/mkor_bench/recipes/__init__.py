@@ -1,0 +1,10 @@
+"""Full-size trainings as data files: what is trained, by which optimizers, on how many workers.
+
+Modules, in reading order:
+
+* ``recipe``     what a file says, read and checked
+* ``schedules``  learning rates over the steps
+* ``build``      the optimizer and the schedule of a model
+* ``check``      the dry run: shapes, options and memory, without data and without a GPU
+* ``run``        the training, on one worker or under ``torchrun``
+"""

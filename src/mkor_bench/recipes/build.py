@@ -1,0 +1,106 @@
+"""The optimizer of a recipe for a model, and what moves its learning rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+import mkor
+from mkor_bench.errors import UserError
+from mkor_bench.recipes.recipe import Entrant
+from mkor_bench.recipes.schedules import factor_of
+
+BASES: dict[str, Any] = {"sgd": SGD, "adamw": AdamW, "lamb": mkor.LAMB}
+
+
+def build_optimizer(model: nn.Module, entrant: Entrant) -> Optimizer:
+    """Makes an optimizer.
+
+    Args:
+        model: The model, on any device.
+        entrant: What to make.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        UserError: It has no such option, or refuses the value of one.
+    """
+    try:
+        return _built(model, entrant)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"optimizer {entrant.name!r} cannot be built: {error}") from error
+
+
+def method_options(entrant: Entrant) -> dict[str, Any]:
+    """The options of a method as it takes them: data types and the switch as objects."""
+    options = {
+        key: getattr(torch, str(value), value) if key.endswith("_dtype") else value
+        for key, value in entrant.options.items()
+    }
+    if entrant.hybrid is not None:
+        options["hybrid"] = mkor.HybridSwitch(**entrant.hybrid)
+    return options
+
+
+class Rates:
+    """Moves the learning rate after each step.
+
+    Args:
+        optimizer: Whose.
+        entrant: How.
+    """
+
+    def __init__(self, optimizer: Optimizer, entrant: Entrant) -> None:
+        self._factors = LambdaLR(optimizer, factor_of(entrant.schedule, entrant.steps))
+        self._knees = None
+        if entrant.schedule.kind == "knee":
+            self._knees = mkor.KneePointLR(
+                optimizer,
+                warmup=entrant.schedule.warmup,
+                beside=self._factors,
+                **entrant.schedule.options,
+            )
+
+    def step(self, loss: torch.Tensor) -> None:
+        """Tells a step's loss, the same on all workers."""
+        self._factors.step()
+        if self._knees is not None:
+            self._knees.step(loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs."""
+        knees = None if self._knees is None else self._knees.state_dict()
+        return {"factors": self._factors.state_dict(), "knees": knees}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where :meth:`state_dict` was taken."""
+        self._factors.load_state_dict(state["factors"])
+        if self._knees is not None:
+            self._knees.load_state_dict(state["knees"])
+
+
+def _built(model: nn.Module, entrant: Entrant) -> Optimizer:
+    options = method_options(entrant)
+    if entrant.method == "auto":
+        return mkor.auto(model, lr=entrant.lr, **options)
+    base_class = BASES[str(entrant.base)]
+    base: Optimizer = base_class(_groups(model, entrant), lr=entrant.lr, **entrant.base_options)
+    if entrant.method is None:
+        return base
+    made: Optimizer = getattr(mkor, entrant.method)(model, base, **options)
+    return made
+
+
+def _groups(model: nn.Module, entrant: Entrant) -> list[dict[str, Any]]:
+    """All parameters; biases and norms in a group without weight decay where matrices decay."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if entrant.decays == "all":
+        return [{"params": parameters}]
+    vectors = [p for p in parameters if p.dim() < 2]
+    matrices = [p for p in parameters if p.dim() >= 2]
+    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]

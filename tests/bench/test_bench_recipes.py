@@ -1,0 +1,324 @@
+"""``mkor recipe``: what a file may say, the dry run, and the training against a plain loop."""
+
+import json
+import re
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import mkor as library
+from mkor_bench.recipes.build import build_optimizer, method_options
+from mkor_bench.recipes.check import check_recipe
+from mkor_bench.recipes.recipe import Schedule, read_recipe
+from mkor_bench.recipes.schedules import factor_of
+from mkor_bench.seeding import seed_generators
+from mkor_bench.tasks.source import TaskSource
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+
+TEXT = """
+title = "Digits"
+paper = "nowhere"
+source = "made up"
+task = "digits-classifier"
+workers = 1
+batch = 256
+dtype = "float32"
+seed = 3
+
+[optimizers.mkor]
+method = "MKOR"
+options = { factor_update_steps = 5, state_dtype = "bfloat16" }
+hybrid = { window = 3 }
+base = "sgd"
+base_options = { momentum = 0.9 }
+lr = 0.3
+steps = 8
+schedule = { kind = "milestones", warmup = 2, milestones = [4, 6], factor = 0.5 }
+
+[optimizers.sgd]
+base = "sgd"
+lr = 3.0
+steps = 8
+schedule = { kind = "constant" }
+
+[optimizers.lamb]
+base = "lamb"
+base_options = { weight_decay = 0.1 }
+decays = "matrices"
+lr = 0.01
+steps = 8
+schedule = { kind = "knee", warmup = 1, window = 2, dwell = 1, beta = 0.1, factor = 0.5 }
+
+[optimizers.auto]
+method = "auto"
+lr = 0.003
+steps = 8
+schedule = { kind = "cosine", warmup = 2 }
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """The recipe above, in a file."""
+    path = tmp_path / "digits.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def losses(folder):
+    return json.loads((folder / "recipe.json").read_text())["losses"]
+
+
+def plain_losses(streams, steps, accumulated, lr):
+    """SGD on the union of what all workers see, with nothing of the package but the task."""
+    task = TaskSource("digits-classifier").load()
+    seed_generators(3)
+    model = task.build(3)
+    batches = [task.batches(seed) for seed in streams]
+    found = []
+    for _ in range(steps):
+        taken = [batch for stream in batches for batch in islice(stream, accumulated)]
+        loss = torch.stack([task.loss(model, batch) for batch in taken]).mean()
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, grad in zip(model.parameters(), grads, strict=True):
+                parameter -= lr * grad
+        found.append(float(loss.detach()))
+    return found
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_passes_its_dry_run(path):
+    recipe = read_recipe(path)
+    found = check_recipe(recipe)
+    assert found.micro_batch * found.accumulated * recipe.workers == recipe.batch
+    assert found.memory.keys() == recipe.entrants.keys()
+    assert found.parameters > 1e7 and found.activations > 0
+
+
+def test_every_training_has_a_recipe_for_one_worker_and_names_tell_the_number():
+    workers = {path.stem: read_recipe(path).workers for path in RECIPES}
+    assert workers == {name: int(name.rpartition("-")[2]) for name in workers}
+    kinds = {name.rpartition("-")[0] for name in workers}
+    assert kinds and {f"{kind}-1" for kind in kinds} <= set(workers)
+
+
+def test_the_dry_run_tells_shapes_memory_and_commands(mkor, recipe):
+    result = mkor("recipe", recipe, "--check")
+    assert result.exit_code == 0, result.output
+    for text in (
+        "Digits (nowhere)",
+        "task: digits-classifier, 18,346 parameters",
+        "128 samples × 2 accumulated × 1 workers = 256; tensors of 128×64, 128",
+        "mkor recipe digits.toml --optimizer lamb --data FOLDER",
+    ):
+        assert text in re.sub(re.escape(str(recipe.parent)) + "/", "", result.output)
+
+
+def test_memory_is_that_of_the_real_optimizers(recipe):
+    read = read_recipe(recipe)
+    found = check_recipe(read)
+    task = TaskSource("digits-classifier").load()
+    batch = next(task.batches(0))
+    for name, entrant in read.entrants.items():
+        model = task.build(0)
+        optimizer = build_optimizer(model, entrant)
+        for _ in range(2):
+            task.loss(model, batch).backward()
+            optimizer.step()
+        state = [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)]
+        assert found.memory[name].base == sum(t.numel() * t.element_size() for t in state)
+        if entrant.method is not None:
+            factors = sum(layer.bytes for layer in optimizer.layers())
+            matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1)
+            momentum = 4 * matrices if name == "auto" else 0
+            assert found.memory[name].method == pytest.approx(factors + momentum, rel=0.01)
+
+
+def test_what_the_backward_pass_keeps_is_counted(recipe):
+    found = check_recipe(read_recipe(recipe))
+    # The image, what follows each rectifier, the log-probabilities; the labels; a sum of weights.
+    numbers = 128 * (64 + 8 * 64 + 16 * 16 + 64 + 10)
+    assert found.activations == 4 * numbers + 8 * 128 + 4
+
+
+def test_a_training_is_a_plain_loop_over_accumulated_batches(mkor, recipe, tmp_path):
+    result = mkor("recipe", recipe, "--optimizer", "sgd", "--output", "out")
+    assert result.exit_code == 0, result.output
+    assert "after 8 of 8 steps, test accuracy" in result.stdout
+    expected = plain_losses([3], 8, accumulated=2, lr=3.0)
+    assert losses(tmp_path / "out") == pytest.approx(expected, rel=1e-6)
+    assert len({round(loss, 4) for loss in expected}) == 8  # other batches would show
+
+
+def test_two_workers_train_on_the_union_of_their_batches(recipe, tmp_path, environment):
+    recipe.write_text(TEXT.replace("workers = 1", "workers = 2"))
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ours = ["-m", "mkor_bench", "recipe", str(recipe), "--optimizer", "sgd", "--output", "out"]
+    done = subprocess.run(
+        [sys.executable, *launch, *ours],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = plain_losses([6, 7], 8, accumulated=1, lr=3.0)
+    assert losses(tmp_path / "out") == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mkor", "lamb", "auto"])
+def test_a_training_that_was_stopped_goes_on_to_the_bit(mkor, recipe, tmp_path, name):
+    ours = ("recipe", recipe, "--optimizer", name, "--output")
+    assert mkor(*ours, "whole").exit_code == 0
+    part = mkor(*ours, "parts", "--steps", 3, "--checkpoint-every", 2)
+    assert "after 3 of 8 steps" in part.stdout and "--resume continues it" in part.stdout
+    again = mkor(*ours, "parts")
+    assert again.exit_code == 2 and "continue it with --resume" in again.stderr
+    assert mkor(*ours, "parts", "--resume").exit_code == 0
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    whole, parts = (
+        torch.load(tmp_path / folder / "recipe.pt", weights_only=True)["model"]
+        for folder in ("whole", "parts")
+    )
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
+def test_passes_in_bfloat16_train_too(mkor, recipe, tmp_path):
+    recipe.write_text(TEXT.replace('"float32"', '"bfloat16"'))
+    assert mkor("recipe", recipe, "--optimizer", "sgd", "--output", "out").exit_code == 0
+    found, expected = losses(tmp_path / "out"), plain_losses([3], 8, accumulated=2, lr=3.0)
+    assert found != pytest.approx(expected, rel=1e-6)
+    assert found == pytest.approx(expected, rel=2e-3)
+
+
+def test_only_matrices_decay_where_the_recipe_says_so(recipe):
+    model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+    optimizer = build_optimizer(model, read_recipe(recipe).entrant("lamb"))
+    decayed, others = (
+        {id(p): group["weight_decay"] for p in group["params"]} for group in optimizer.param_groups
+    )
+    assert decayed == {id(model[0].weight): 0.1}
+    assert set(others.values()) == {0.0} and len(others) == 3
+
+
+def test_options_reach_the_optimizer_as_it_takes_them(recipe):
+    model = nn.Linear(3, 2)
+    optimizer = build_optimizer(model, read_recipe(recipe).entrant("mkor"))
+    assert type(optimizer) is library.MKOR and optimizer.base.defaults["momentum"] == 0.9
+    options = method_options(read_recipe(recipe).entrant("mkor"))
+    assert options["state_dtype"] is torch.bfloat16 and options["hybrid"].window == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "steps", "expected"),
+    [
+        ("constant", {}, 6, [0.5, 1, 1, 1, 1, 1]),
+        ("cosine", {}, 6, [0.5, 1, 1, 0.853553, 0.5, 0.146447]),
+        ("polynomial", {"power": 0.5}, 4, [0.5, 1, 0.5**0.5, 0.5]),
+        ("milestones", {"milestones": [3, 5], "factor": 0.5}, 7, [0.5, 1, 1, 0.5, 0.5, 0.25, 0.25]),
+        ("knee", {"window": 1, "dwell": 1, "beta": 0.1, "factor": 0.5}, 3, [0.5, 1, 1]),
+    ],
+)
+def test_schedules(kind, options, steps, expected):
+    factor = factor_of(Schedule(kind, 2, options), steps)
+    assert [factor(step) for step in range(steps)] == pytest.approx(expected, abs=1e-6)
+
+
+MISTAKES = {
+    "no TOML": ('title = "Digits"', "title = ", "is no TOML file"),
+    "a key": ("seed = 3", "sead = 3", "unknown key 'sead': did you mean 'seed'?"),
+    "no task": ('task = "digits-classifier"', "", "lacks 'task': add it, a text."),
+    "a task": ("digits-classifier", "digits-clasifier", "unknown task 'digits-clasifier'"),
+    "a batch": (
+        "batch = 256",
+        "batch = 300",
+        "batch must be a multiple of 128, the task's 128 samples times 1 workers, got 300.",
+    ),
+    "workers": (
+        "workers = 1",
+        "workers = 0",
+        "workers must be a whole number of at least 1, got 0.",
+    ),
+    "a truth as number": (
+        "batch = 256",
+        "batch = true",
+        "batch must be a whole number of at least",
+    ),
+    "nodes": ("workers = 1", "workers = 6", "per_node must be a divisor of workers, 6, got 4."),
+    "a dtype": ('"float32"', '"fp16"', "dtype must be one of float32, bfloat16, got 'fp16'."),
+    "a method": ('"MKOR"', '"MKRO"', "optimizers.mkor: method must be one of MKOR, KFAC"),
+    "a base": ('base = "lamb"', 'base = "adam"', "optimizers.lamb: base must be one of sgd, adamw"),
+    "a rate": ("lr = 0.01", "lr = -1", "optimizers.lamb: lr must be a positive number, got -1"),
+    "an option": (
+        "factor_update_steps = 5",
+        "factor_update_stops = 5",
+        "optimizer 'mkor' cannot be built: ",
+    ),
+    "an option's value": (
+        "factor_update_steps = 5",
+        "factor_update_steps = 0",
+        "optimizer 'mkor' cannot be built: factor_update_steps=0 is out of range",
+    ),
+    "a data type": ("bfloat16", "bfloat17", "state_dtype='bfloat17' is unknown"),
+    "a switch": ("window = 3 }", "windows = 3 }", "optimizer 'mkor' cannot be built: "),
+    "a schedule": ('kind = "cosine"', 'kind = "cos"', "schedule: kind must be one of constant"),
+    "a schedule's key": (
+        ", factor = 0.5 }\n\n[optimizers.sgd]",
+        " }\n\n[optimizers.sgd]",
+        "lacks 'factor'",
+    ),
+    "milestones": ("[4, 6]", "[6, 4]", "milestones must be steps below 8 in ascending order"),
+    "a late milestone": ("[4, 6]", "[4, 8]", "milestones must be steps below 8"),
+    "a long warm-up": ("warmup = 1", "warmup = 8", "warmup must be below the steps, 8, got 8."),
+    "options of no method": (
+        'method = "auto"',
+        'base = "sgd"\nhybrid = { window = 3 }',
+        "has options and no method",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_a_recipe_is_told_in_one_line(mkor, recipe, mistake):
+    old, new, message = MISTAKES[mistake]
+    assert old in TEXT
+    recipe.write_text(TEXT.replace(old, new, 1))
+    result = mkor("recipe", recipe, "--check")
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_mistakes_of_the_command_are_told_before_anything_is_written(mkor, recipe, tmp_path):
+    for arguments, message in {
+        ("--optimizer", "kfac"): "unknown optimizer of digits.toml 'kfac'",
+        ("--steps", "9"): "--steps must be from 1 to 8, got 9",
+        ("--resume", "--output", "none"): "recipe.pt' does not exist: leave out --resume",
+    }.items():
+        result = mkor("recipe", recipe, *arguments)
+        assert result.exit_code == 2 and message in result.stderr
+    assert "cannot be read" in mkor("recipe", "nothing.toml").stderr
+    recipe.write_text(TEXT.replace("workers = 1", "workers = 8"))
+    told = mkor("recipe", recipe).stderr
+    assert "is for 8 workers: start it on each machine with torchrun --nnodes 2" in told
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_checkpoint_of_another_training_is_refused(mkor, recipe, tmp_path):
+    ours = ("recipe", recipe, "--output", "out", "--steps", "1")
+    assert mkor(*ours, "--optimizer", "sgd").exit_code == 0
+    result = mkor(*ours, "--optimizer", "lamb", "--resume")
+    assert "('digits.toml', 'sgd', 1), not ('digits.toml', 'lamb', 1)" in result.stderr
+    (tmp_path / "out/recipe.pt").write_bytes(b"half")
+    result = mkor(*ours, "--optimizer", "sgd", "--resume")
+    assert "recipe.pt' cannot be read" in result.stderr
