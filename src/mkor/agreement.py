@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mkor.capture.discover import clean_name
 from mkor.distributed import comm
+from mkor.distributed.guard import during
 from mkor.engine import Engine
 from mkor.meter import device_of
 
@@ -38,6 +39,7 @@ class Agreement:
         self.common = common
         self.alike = False
 
+    @during("compare how they are built and what they hold")
     def check(self, compare: bool) -> None:
         """Check once that workers are built alike, and every so often that they are equal.
 

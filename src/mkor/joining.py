@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from mkor.agreement import Agreement
 from mkor.conditions import exact
 from mkor.distributed import comm
+from mkor.distributed.guard import during
 from mkor.informed import Informed
 from mkor.meter import device_of
 from mkor.methods.base import Method
@@ -126,6 +127,7 @@ class Joining(Informed, comm.Joinable):
         """Whether the optimizer takes part in a Join that runs."""
         return self._join_config is not None and self._join_config.enable
 
+    @during("add up the statistics of a step")
     def _update(self) -> None:
         """What all workers do together in a step."""
         if not self._joins:
@@ -146,6 +148,7 @@ class Joining(Informed, comm.Joinable):
         """End a step."""
         raise NotImplementedError
 
+    @during("take over the state of the last worker at the end of Join")
     def _end_join(self, last: bool) -> None:
         """Take over the state of the last worker that had a batch, and end the Join.
 

@@ -24,6 +24,7 @@ from mkor import checkpoint, validate
 from mkor.agreement import Agreement
 from mkor.capture.hooks import remove_inert_hooks
 from mkor.conditions import Replay, exact
+from mkor.distributed.guard import during
 from mkor.engine import BOOKS, OPTIONS, Engine
 from mkor.handover import Handover
 from mkor.joining import Joining
@@ -235,12 +236,14 @@ class Preconditioner(Joining):
         title = f"{type(self).__name__} on {type(self.base).__name__}{closed}"
         return table(title, self.layers())
 
+    @during("gather the factors for state_dict(), which all workers must call together")
     def state_dict(self) -> dict[str, Any]:
         """The base's state dict plus the factors by layer name, loadable with `weights_only=True`.
 
         As with torch's own optimizers, the tensors are the live ones, not copies. With a
         `grad_worker_fraction` below 1, every worker must call this: the others' factors are
-        gathered, layer by layer, to the CPU.
+        gathered, layer by layer, to the CPU. A worker that calls it alone waits for the time limit
+        of the process group.
         """
         self._before_saving()
         self.log_events()

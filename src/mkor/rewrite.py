@@ -21,6 +21,7 @@ from torch import Tensor
 from mkor.blocks import Block, Blockwise, Shares, counted
 from mkor.capture.blank import blank_matrix
 from mkor.capture.views import View
+from mkor.distributed.guard import during
 from mkor.methods.base import Method, State
 from mkor.ownership import Ownership
 from mkor.rescale import Sizes, keep_finite, kl_factor, match_norm, unit_rms
@@ -49,6 +50,7 @@ class Rewriter:
     clip: float | None
     ownership: Ownership
 
+    @during("exchange what preconditions the gradients of a step")
     def rewrite(self, views: dict[str, View], states: dict[str, State], rates: Rates) -> None:
         """Rewrite the gradients of the layers that have a dense one.
 

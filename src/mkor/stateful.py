@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from mkor import checkpoint
 from mkor.distributed import comm
+from mkor.distributed.guard import during
 from mkor.distributed.sharded import laid_out, whole
 from mkor.engine import Engine
 from mkor.handover import Handover
@@ -50,6 +51,7 @@ class Factors:
         self.base = base
         self.handover = handover
 
+    @during("gather the factors for a checkpoint, which all workers must save together")
     def state_dict(self) -> dict[str, Any]:
         """A copy in the memory of the host; all workers must call it."""
         packed = checkpoint.pack(self.engine, self.base, self.handover)

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.join import Joinable, JoinHook
 
+from mkor.distributed.guard import guarded
+
 __all__ = ["JoinHook", "Joinable"]
 
 
@@ -43,6 +45,7 @@ def _groups(ranks: tuple[tuple[int, ...], ...], world: object) -> Any:
     return dist.new_subgroups_by_enumeration([list(own) for own in ranks])[0]
 
 
+@guarded
 def group_of(ranks: list[list[int]]) -> Group:
     """The group among `ranks` that this worker is in; all workers must ask alike."""
     own = next(tuple(members) for members in ranks if rank() in members)
@@ -51,6 +54,7 @@ def group_of(ranks: list[list[int]]) -> Group:
     return Group(own, _groups(tuple(map(tuple, ranks)), dist.group.WORLD))
 
 
+@guarded
 def all_reduce_sum(flat: Tensor, group: Group | None = None) -> Tensor:
     """Sum a flat tensor over the workers of a group, in place; as it is on one worker."""
     if world_size() > 1:
@@ -58,6 +62,7 @@ def all_reduce_sum(flat: Tensor, group: Group | None = None) -> Tensor:
     return flat
 
 
+@guarded
 def all_reduce_over(flat: Tensor, groups: tuple[Any, ...]) -> Tensor:
     """Sum a flat tensor over process groups, one after the other, in place."""
     for group in groups:
@@ -65,6 +70,7 @@ def all_reduce_over(flat: Tensor, groups: tuple[Any, ...]) -> Tensor:
     return flat
 
 
+@guarded
 def all_reduce_ends(flat: Tensor) -> tuple[Tensor, Tensor]:
     """The largest and the smallest of each entry over workers; one collective."""
     both = torch.stack([flat, ~flat])
@@ -73,6 +79,7 @@ def all_reduce_ends(flat: Tensor) -> tuple[Tensor, Tensor]:
     return both[0], ~both[1]
 
 
+@guarded
 def all_gather_vectors(
     flat: Tensor, lengths: list[int], group: Group | None = None
 ) -> list[Tensor]:
@@ -85,6 +92,7 @@ def all_gather_vectors(
     return [vector[:length] for vector, length in zip(out, lengths, strict=True)]
 
 
+@guarded
 def all_gather_counts(counts: list[int], device: torch.device | None) -> list[list[int]]:
     """The counts of all workers, read on the host."""
     own = torch.tensor(counts, device=device)
@@ -98,6 +106,7 @@ def everyone() -> Any:
     return dist.group.WORLD
 
 
+@guarded
 def largest(number: int, device: torch.device) -> int:
     """The largest of what workers have."""
     own = torch.tensor(number, device=device)
@@ -105,6 +114,7 @@ def largest(number: int, device: torch.device) -> int:
     return int(own)
 
 
+@guarded
 def broadcast_object(thing: Any, source: int, group: Group) -> Any:
     """What the worker `source` has, on all workers of its group; pickled on the way."""
     box = [thing]

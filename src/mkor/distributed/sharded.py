@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mkor.distributed.comm import is_sharded, ranks_of, replicate
+from mkor.distributed.guard import guarded
 
 SPLITS = {"Shard": 0, "_StridedShard": 1}
 """Placements that split a dimension, in the order in which they do: a strided one (FSDP2 over
@@ -80,12 +81,14 @@ def local(tensor: Tensor) -> Tensor:
     return block
 
 
+@guarded
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, gathered from the workers that hold the rest; they must all call this."""
     gathered: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return gathered
 
 
+@guarded
 def laid_like(tensor: Tensor, parameter: Tensor) -> Tensor:
     """A gradient spread as its parameter is; one that workers have yet to add up is added up."""
     if not is_sharded(tensor) or tensor.placements == parameter.placements:  # type: ignore[attr-defined]
@@ -94,6 +97,7 @@ def laid_like(tensor: Tensor, parameter: Tensor) -> Tensor:
     return moved
 
 
+@guarded
 def laid_as(tensor: Tensor, placements: Any) -> Tensor:
     """This worker's block of a gradient that is spread as `placements` say, if it is spread."""
     if not is_sharded(tensor):
