@@ -59,6 +59,9 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
     "kbfgs memory": (mkor.KBFGS, {"memory": 5}),
     "kbfgs memory bf16": (mkor.KBFGS, {"memory": 5, **BF16}),
 }
+RATES = {mkor.KFAC: 0.0005, mkor.Eva: 0.002}
+"""Learning rates where 0.02 is too high without any of this: their steps aren't gradient-sized."""
+
 SHAPE = (2, 4, 4)
 HUGE, BAD = 97, 131
 
@@ -127,8 +130,9 @@ def endure(name: str, steps: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, batches = network(), Batches()
-    base = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
     cls, options = RUNS[name]
+    settings = {"lr": RATES.get(cls, 0.02), "momentum": 0.9, "weight_decay": 1e-4}
+    base = torch.optim.SGD(model.parameters(), **settings)
     optimizer = cls(model, base, factor_update_steps=1, **options)
     twice = cls is mkor.KBFGS
     unseen = batches.rows(200)

@@ -130,6 +130,54 @@ def test_a_gain_that_overflows_is_caught_before_the_average():
     assert counted(state, "skipped") == 3
 
 
+def mean_of(state, side):
+    """The mean eigenvalue of a running covariance, [G]."""
+    return covariance.mean_eigenvalue(state[side], state[f"{side}_weight"], torch.float64)
+
+
+@solvers
+@pytest.mark.parametrize("scale", [1e3, 1e6, 1e9])
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+def test_a_huge_batch_adds_ten_times_the_damped_average_at_most(solver, scale, side):
+    kfac = method(solver=solver, decay=0.95)
+    state = trained(kfac)
+    before = {each: mean_of(state, each) for each in ("inputs", "outputs")}
+    mass = state[f"{side}_weight"].clone()
+    grad = torch.randn(3, 3, 4, dtype=torch.float64)
+    usual = kfac.precondition(state, grad).norm(dim=(1, 2))
+    inputs, own = random_rows(SHAPE, 6)
+    (inputs if side == "inputs" else own)[1] *= scale
+    state = update(kfac, state, seen_of(inputs, own))
+    after, level = mean_of(state, side), 0.01**0.5
+    grown = 0.95 * mass[1] * before[side][1] + 10 * (before[side][1] + level)
+    torch.testing.assert_close(after[1], grown / (0.95 * mass[1] + 0.05))
+    assert bool((after[[0, 2]] < 3 * before[side][[0, 2]]).all())
+    assert happened(state) == {"bounded": 1}
+    # Unbounded, a step would be `scale` squared times shorter.
+    assert bool((kfac.precondition(state, grad).norm(dim=(1, 2)) > usual / 1000).all())
+
+
+@solvers
+def test_a_lasting_change_of_scale_is_followed(solver):
+    kfac = method(solver=solver, decay=0.95)
+    state = trained(kfac)
+    inputs, own = random_rows(SHAPE, 6)
+    for _ in range(60):
+        state = update(kfac, state, seen_of(1e6 * inputs, own))
+    wanted = 1e12 * inputs.square().sum(dim=(1, 2)) / (6 * 4)
+    assert bool((mean_of(state, "inputs") > 0.9 * wanted).all())
+    assert 3 * 3 <= happened(state)["bounded"] <= 3 * 12
+
+
+def test_nothing_bounds_the_first_batch():
+    kfac = method()
+    inputs, own = random_rows(SHAPE, 6)
+    state = update(kfac, fresh(kfac, SHAPE), seen_of(1e6 * inputs, 1e6 * own))
+    assert not happened(state)
+    expected = 1e12 * inputs.square().sum(dim=(1, 2)) / (6 * 4)
+    torch.testing.assert_close(mean_of(state, "inputs"), expected)
+
+
 # --- decompositions ------------------------------------------------------------------------------
 
 

@@ -55,9 +55,15 @@ def average_(
 
 
 def bounded(
-    total: Tensor, mass: Tensor, moment: Tensor, gain: Tensor, decay: float, damping: float
+    total: Tensor,
+    mass: Tensor,
+    moment: Tensor,
+    gain: Tensor,
+    decay: float,
+    damping: float,
+    room: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """The gain with which a batch at most doubles the trace of S/w + λI, and where it is lowered.
+    """The gain with which a batch adds a bounded part to the trace of S/w + λI, and where it does.
 
     A batch of numbers far beyond the usual would stay in the average for as long as it takes to
     forget it, log(size)/log(1/γ) updates, and an inverse that follows S by small corrections may
@@ -70,12 +76,13 @@ def bounded(
         gain: Makes a covariance of the moment, [1].
         decay: γ.
         damping: λ.
+        room: What a batch may add, in parts of the trace; 1 doubles it.
 
     Returns:
         The gain and where it was lowered, [G] each.
     """
     size = moment.diagonal(dim1=-2, dim2=-1).mean(dim=-1) * gain  # tr(gain·M)/d, [G]
-    limit = (mean_eigenvalue(total, mass, size.dtype) + damping) / (1 - decay)
+    limit = room * (mean_eigenvalue(total, mass, size.dtype) + damping) / (1 - decay)
     high = (mass > 0) & (size > limit)  # not where it isn't a number
     return torch.where(high, gain * (limit / size), gain), high
 

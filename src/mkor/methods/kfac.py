@@ -42,6 +42,9 @@ from mkor.methods.statistics import count, loss_scale
 SOLVERS = {"eigen": ("vectors", "values"), "inverse": ("inverse",)}
 """The solvers, and what each keeps of a side besides its covariance."""
 
+OUTLIER = 10.0
+"""What one batch may add to the trace of a damped average, in parts of it."""
+
 Number = float | Callable[[int], float]
 Steps = int | Callable[[int], int]
 
@@ -169,12 +172,16 @@ class KFACMethod(Method):
     def _absorb(
         self, state: State, side: str, moment: Tensor, gain: Tensor, present: Tensor
     ) -> Tensor:
-        """Fold one side's moment in; where it was, [G]."""
+        """Fold one side's moment in, by a part where it is huge; where it was, [G]."""
         finite = covariance.usable(moment, gain)  # [G]
         taken, broken = present & finite, present & ~finite
         total, mass = state[side], state[f"{side}_weight"]
-        covariance.average_(total, mass, moment, gain, cast(float, self.decay), taken)
-        count(state, skipped=broken)
+        decay, damping = cast(float, self.decay), cast(float, self.damping)
+        gain, bounded = covariance.bounded(
+            total, mass, moment, gain, decay, damping**0.5, room=OUTLIER
+        )
+        covariance.average_(total, mass, moment, gain, decay, taken)
+        count(state, skipped=broken, bounded=taken & bounded)
         if self.on_nonfinite == "reset":
             self._reset(state, side, broken)
         return taken
