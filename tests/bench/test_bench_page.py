@@ -10,7 +10,7 @@ import pytest
 import mkor_bench.report.page as page_module
 import sample_report
 from mkor_bench.report.collect import find_sections
-from mkor_bench.report.page import code, sorted_as, to_html, told
+from mkor_bench.report.page import code, in_short, sorted_as, to_html, told
 from mkor_bench.report.section import Table, Verdict, write_section
 from sample_report import COMPLEXITY, CONDITIONS, HOSTILE, LEARNING_RATE, SECTIONS, write_samples
 
@@ -93,6 +93,8 @@ def test_claim_measurement_verdict_and_conditions_are_told(made):
         assert text in section["text"]
     assert "The claim does not hold here." in section["text"]
     assert "mkor study learning-rate" in section["text"]
+    (last,) = made.all("section", **{"aria-labelledby": "s4"})
+    assert "The claim is not decided here. It takes 64 GPUs" in last["text"]
     for text in ("processor time, h", "Xeon", "torch 2.13.0+cpu", "5f2c9f0b6a1d4be2"):
         assert text in section["text"]
 
@@ -131,6 +133,17 @@ def test_what_a_cell_is_sorted_by(cell, value):
 def test_conditions_are_told_however_deep():
     deep = {"a": [1, 2.5, None], "b": [{"c": True}, {"c": False}], "d": {}, "e": []}
     assert told(deep) == "a 1, 2.500, –, b c yes; c no, d –, e –"
+
+
+def test_the_summary_tells_reasons_in_short(tmp_path):
+    assert in_short("Met: 2.04, at most 2.3. Not met: more.") == "Met: 2.04, at most 2.3."
+    assert in_short("a b") == "a b"
+    assert in_short("word " * 40) == "word " * 27 + "…"
+    many = replace(LEARNING_RATE, reason="It is so. " + "It goes on. " * 20, tables=())
+    write_section(tmp_path, many, CONDITIONS)
+    page = Tree(to_html(find_sections(tmp_path)))
+    assert page.all("td", **{"class": "words"})[0]["text"] == "It is so."
+    assert page.all("section", **{"aria-labelledby": "s1"})[0]["text"].count("It goes on.") == 20
 
 
 def test_text_between_backticks_is_code():

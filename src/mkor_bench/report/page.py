@@ -10,6 +10,7 @@ import base64
 import hashlib
 import math
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,9 @@ FILE_NAME = "report.html"
 
 LABELS = {"processor_hours": "processor time, h", "pieces": "pieces of work"}
 """Conditions whose names in the files say too little."""
+
+SHORT = 140
+"""Characters of a reason in the summary, at most."""
 
 _NUMBER = re.compile(r"[×x<>≤≥≈~]?\s*([-+−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 
@@ -65,6 +69,7 @@ def to_html(found: Sequence[Found]) -> str:
         "code": code,
         "cell": shown,
         "sorted_as": sorted_as,
+        "in_short": in_short,
         "told": told,
         "data_uri": data_uri,
     }
@@ -146,6 +151,14 @@ def sorted_as(cell: Any) -> str:
         return begin[1].replace("−", "-") if begin else ""
     known = isinstance(cell, (int, float)) and math.isfinite(cell)
     return repr(float(cell)) if known else ""
+
+
+def in_short(text: str) -> str:
+    """Returns the first sentence of a text, or the begin of it where that is long."""
+    sentence = re.split(r"(?<=[.!?]) (?=[A-Z])", text, maxsplit=1)[0]
+    return (
+        textwrap.shorten(sentence, SHORT, placeholder=" …") if len(sentence) > SHORT else sentence
+    )
 
 
 def code(text: str) -> Markup:
