@@ -1,4 +1,4 @@
-"""Every case has a test that carries its number, or a reason why it has none here."""
+"""Every case has a test that carries its number."""
 
 import re
 from pathlib import Path
@@ -13,16 +13,6 @@ CASES = {
 }
 """The numbers of the conformance cases: A01 to A91, some of which were never given."""
 
-ELSEWHERE = {
-    71: "no_sync takes two workers",
-    84: "DDP, before and after wrapping, takes two workers",
-    85: "uneven inputs take two workers",
-    86: "shards take two workers",
-    87: "partly reduced gradients take two workers",
-    89: "workers that drift apart take two workers",
-}
-"""Cases that need no test of their number here; those that follow may still have one."""
-
 
 def numbered() -> dict[int, list[str]]:
     """Names of tests by the case numbers in them."""
@@ -35,12 +25,11 @@ def numbered() -> dict[int, list[str]]:
 
 
 def test_every_case_has_a_test():
-    assert CASES - numbered().keys() - ELSEWHERE.keys() == set()
+    assert CASES - numbered().keys() == set()
 
 
 def test_no_test_carries_a_number_that_is_no_case():
     assert numbered().keys() - CASES == set()
-    assert ELSEWHERE.keys() - CASES == set()
 
 
 def test_numbers_are_read_from_names():

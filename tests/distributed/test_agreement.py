@@ -111,7 +111,7 @@ def drifting(rank):
     return out
 
 
-def test_workers_that_drift_apart(outcomes):
+def test_a89_workers_that_drift_apart(outcomes):
     """50 steps on other data leave them equal to the bit."""
     first, second = (outcome["drifting"] for outcome in outcomes)
     assert first == second
@@ -127,7 +127,7 @@ def partial(rank):
     return message(lambda: one_step(model, optimizer))
 
 
-def test_gradients_that_nobody_averages(outcomes):
+def test_a87_gradients_that_nobody_averages(outcomes):
     first, second = (outcome["partial"] for outcome in outcomes)
     assert first == second
     assert "workers differ in step 0: the gradient of '0.weight'" in first
@@ -148,7 +148,7 @@ def uneven(rank):
     return refused, early
 
 
-def test_uneven_inputs(outcomes):
+def test_a85_uneven_inputs(outcomes):
     for refused, early in (outcome["uneven"] for outcome in outcomes):
         assert "the model is trained under torch's Join without its optimizer, so that" in refused
         assert "exhausted" in early
@@ -218,7 +218,7 @@ def not_finite(rank):
     return out
 
 
-def test_a_nan_on_one_worker(outcomes):
+def test_a63_a_nan_on_one_worker(outcomes):
     """Case A63 on several workers."""
     first, second = (outcome["not_finite"] for outcome in outcomes)
     assert first["raise"] == second["raise"]

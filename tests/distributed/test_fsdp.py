@@ -89,8 +89,8 @@ def same_everywhere(results):
     return results[0]
 
 
-def test_sharded_equals_unsharded_for_every_method(tmp_path):
-    """One row weights among them, whose second shard is empty (case A86)."""
+def test_a86_sharded_equals_unsharded_for_every_method(tmp_path):
+    """One row weights among them, whose second shard is empty."""
     outcomes = spawn(every_method, tmp_path)
     for job in JOBS:
         if job[0] in BY_WORKER:

@@ -133,7 +133,7 @@ def outcomes(tmp_path_factory):
     return spawn(uneven, tmp_path_factory.mktemp("join"), timeout=110)
 
 
-def test_workers_are_equal_after_uneven_inputs(outcomes):
+def test_a85_workers_are_equal_after_uneven_inputs(outcomes):
     for name in (*JOBS, "none at all"):
         first, second = (outcome[name] for outcome in outcomes)
         assert first.keys() == second.keys()
@@ -142,7 +142,7 @@ def test_workers_are_equal_after_uneven_inputs(outcomes):
         assert all(bool(tensor.isfinite().all()) for tensor in first.values()), name
 
 
-def test_statistics_are_those_of_the_batches_that_there_are(outcomes):
+def test_a85_statistics_are_those_of_the_batches_that_there_are(outcomes):
     for name in UNION:
         model = net()
         optimizer = build(model, **JOBS[name])
