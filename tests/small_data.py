@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import json
 
 import numpy as np
 from PIL import Image
@@ -16,6 +17,7 @@ def write_small_data(folder):
     _cifar(folder / "cifar100")
     _texts(folder)
     _sentences(folder)
+    _squad(folder / "squad")
     lines = [
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder).as_posix()}\n"
         for path in sorted(folder.rglob("*.*"))
@@ -90,6 +92,23 @@ def _sentences(folder):
                 lines.append("\t".join([*texts, str(int("fox" in " ".join(texts)))]))
             path = folder / f"{name.format(part)}.tsv.gz"
             path.write_bytes(gzip.compress("\n".join(lines).encode() + b"\n"))
+
+
+def _squad(folder):
+    """The answer to every question is the word after the one fox of a paragraph."""
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for name, rows in (("train", TRAIN), ("dev", TEST)):
+        lines = []
+        for row in range(rows):
+            words = list(random.choice([word for word in WORDS if word != "fox"], 40))
+            place = random.integers(0, 38)
+            words[place] = "fox"
+            line = {"id": f"{name}{row}", "context": " ".join(words), "question": "the fox"}
+            line |= {"answer": str(words[place + 1])}
+            line |= {"answer_start": len(" ".join(words[: place + 1])) + 1}
+            lines.append(json.dumps(line) + "\n")
+        (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
 
 
 def write_small_model(folder):

@@ -48,6 +48,9 @@ TASKS: dict[str, Entry] = {
     "wikitext-masked": Entry("wikitext_masked"),
     **_pretrained("minilm", *_GLUE, "polarity", "reviews"),
     **_pretrained("bert-large", *_GLUE, "reviews"),
+    "minilm-squad": Entry("squad", {"model": "minilm"}),
+    "bert-base-squad": Entry("squad", {"model": "bert-base"}),
+    "bert-large-squad": Entry("squad", {"model": "bert-large"}),
 }
 """Built-in tasks: the name and where the task is made."""
 
