@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import mkor
 from cases.common import (
     RULES,
     STATE_DTYPES,
@@ -305,13 +304,18 @@ def idle_optimizer_run(make):
     return outcomes, parameters(model)
 
 
-def test_a62_an_idle_optimizer_behaves_as_a_plain_one():
+@every_method
+def test_a62_an_idle_optimizer_behaves_as_a_plain_one(method):
+    if method.startswith("kbfgs"):
+        refuses_a_loss_scaler(method)
+        return
+
     def plain(model):
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
     start = parameters(nn.ModuleDict({"used": mlp(4, 3), "idle": mlp(3, 2)}))
     expected, _ = idle_optimizer_run(plain)
-    outcomes, weights = idle_optimizer_run(lambda model: mkor.MKOR(model, plain(model)))
+    outcomes, weights = idle_optimizer_run(lambda model: build(method, model, plain(model)))
     assert outcomes == expected and "No inf checks" in expected[1]
     assert_same(weights[2:], start[2:])
     assert not torch.equal(weights[0], start[0])

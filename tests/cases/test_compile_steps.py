@@ -79,6 +79,7 @@ def test_a16_a_compiled_model_settles_by_the_second_update(method, fresh_dynamo)
     "method", ["exact", "lowrank-sketch", "kfac-eigen", "eva", "hylo-kid", "kbfgs"]
 )
 def test_a90_a_compiled_step_settles_by_the_second_update(method, fresh_dynamo):
+    """One method of each kind of statistic and state; each takes some ten seconds to compile."""
     expected, _ = run(method)
     found, graphs = run(method, compile_step=True)
     assert_same(found, expected, 1e-5)

@@ -147,8 +147,11 @@ def test_a45_transposed_convolution(kind, bias, vectors):
 
 
 @every_method
-@pytest.mark.parametrize("kind", ["a40-depthwise", "a45-1d", "a45-3d", "transposed"])
-def test_a40_a45_convolutions_train(method, kind):
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+@pytest.mark.parametrize(
+    "kind", ["a40-depthwise", "a41-all", "a42-even", "a45-1d", "a45-3d", "transposed"]
+)
+def test_a40_a41_a42_a45_convolutions_train(method, kind):
     cls, sizes, options = {**CONVOLUTIONS, "transposed": TRANSPOSED["a45-2d-all"]}[kind]
     layer = cls(*sizes, **options)
     optimizer = build(method, layer)
