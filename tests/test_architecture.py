@@ -17,7 +17,7 @@ CORE_FILES = sorted(CORE.rglob("*.py"))
 # What the files of a folder may import of ours, besides each other.
 SEES = {
     "baselines": {"mkor.checks"},
-    "capture": {"mkor.blocks", "mkor.distributed", "mkor.linalg", "mkor.methods.base"},
+    "capture": {"mkor.blocks", "mkor.distributed", "mkor.linalg", "mkor.methods.base", "mkor.warn"},
     "distributed": set(),
     "factors": {"mkor.blocks", "mkor.linalg"},
     "integrations": {"mkor.optimizer"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -13,6 +12,7 @@ from mkor.capture.discover import Layer
 from mkor.distributed import comm
 from mkor.distributed.sharded import local
 from mkor.methods.base import Seen
+from mkor.warn import warn
 
 LOG = logging.getLogger("mkor")
 
@@ -37,15 +37,14 @@ class Faults:
                 "optimizer alone. Its module was not called through __call__ (model code may call "
                 ".forward or use the weight directly), or the model was compiled before the "
                 "optimizer was built or a hybrid switch went back: compile it again, or set "
-                "torch._dynamo.config.skip_nnmodule_hook_guards = False before",
-                stacklevel=9,
+                "torch._dynamo.config.skip_nnmodule_hook_guards = False before"
             )
 
-    def once(self, text: str, stacklevel: int = 6) -> None:
+    def once(self, text: str) -> None:
         """Warn, but not of the same thing again."""
         if text not in self.told:
             self.told.add(text)
-            warnings.warn(text, UserWarning, stacklevel=stacklevel)
+            warn(text)
 
     def report(self, counts: dict[str, dict[str, int]], step: int) -> None:
         """Log what has been counted since the last time, a line a layer.

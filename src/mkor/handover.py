@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from dataclasses import asdict
 from typing import Any, SupportsFloat
 
@@ -11,6 +10,7 @@ import torch
 
 from mkor.hybrid import Course, HybridSwitch
 from mkor.meter import Meter, Stopwatch
+from mkor.warn import warn
 
 LOG = logging.getLogger("mkor")
 
@@ -67,7 +67,7 @@ class Handover:
             self.course = self.rule.follow(self.course, steps, loss, seconds)
         elif self.course.loss is None and not self.course.trials and not self.warned:
             self.warned = True
-            warnings.warn(missing(steps, shown), UserWarning, stacklevel=7)
+            warn(missing(steps, shown))
 
     def time(self, device: torch.device | None) -> float:
         """The mean time of the window over all workers; 0 where no trial needs it.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import warnings
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -26,6 +25,7 @@ from mkor.distributed.comm import is_sharded
 from mkor.distributed.team import team_of
 from mkor.hybrid import HybridSwitch
 from mkor.report import LayerInfo
+from mkor.warn import warn
 
 WIRE_DTYPES = (None, torch.float32, torch.float64, torch.bfloat16)
 """Dtypes of statistics on the wire; sums over more than 65,504 rows overflow in float16."""
@@ -145,13 +145,8 @@ def warn_idle(infos: Iterable[LayerInfo]) -> None:
     if any(info.preconditioned for info in infos):
         return
     reasons = dict.fromkeys(f"{i.name}: {i.reason}" for i in infos)
-    warnings.warn(
-        "no layer is preconditioned, so the base optimizer works alone ("
-        + "; ".join(list(reasons)[:5])
-        + ")",
-        UserWarning,
-        stacklevel=4,
-    )
+    shown = "; ".join(list(reasons)[:5])
+    warn(f"no layer is preconditioned, so the base optimizer works alone ({shown})")
 
 
 def check_closure(base: Optimizer, closure: Callable[[], Any] | None) -> Callable[[], Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from mkor.capture.attention import AttentionInputView, attention_views, computed
 from mkor.capture.convs import ConvView, TransposedConvView
 from mkor.capture.views import HFConv1DView, LinearView, View
 from mkor.methods.base import LayerShape
+from mkor.warn import warn
 
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 """Names that DDP, torch.compile, checkpoint wrappers and FSDP put into module paths."""
@@ -230,8 +230,4 @@ def warn_unmatched(patterns: list[str], names: list[str]) -> None:
     """Warn of patterns that match no module and no layer."""
     for pattern in patterns:
         if not any(re.search(pattern, name) for name in names):
-            warnings.warn(
-                f"pattern {pattern!r} matches no module name; see optimizer.layers()",
-                UserWarning,
-                stacklevel=2,
-            )
+            warn(f"pattern {pattern!r} matches no module name; see optimizer.layers()")
