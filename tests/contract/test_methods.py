@@ -305,6 +305,33 @@ def test_a_preconditioned_gradient_still_descends(case, shape):
         assert float((method.precondition(state, grad).float() * grad).sum()) > 0
 
 
+DAMPED = ("kernel", "damping", "root", "vectors", "values", "inverse")
+"""Parts of a state that are made anew of what is averaged, with the damping of the time."""
+
+
+def averages(method, state):
+    """What an update carries over to the next, without what is solved of it."""
+    if method.name == "kbfgs":  # its inverses are followed, never averaged
+        return {key: state[key] for key in ("moment", "weight", "s", "y") if key in state}
+    return {key: t for key, t in factors(state).items() if key.split("_")[-1] not in DAMPED}
+
+
+UNDAMPED = [case for case in CASES if not getattr(method_of(case), "dense", False)]
+"""All but MKOR's dense rules, whose damping is the unit of the vectors, with tests in math."""
+
+
+@pytest.mark.parametrize("case", UNDAMPED)
+def test_damping_is_not_part_of_what_is_averaged(case):
+    """Else it would add up."""
+    method = method_of(case)
+    little, much = (replace(method, damping=damping) for damping in (1e-3, 0.4))
+    one, two = (trained(each, SHAPES[0], 4) for each in (little, much))
+    kept = averages(method, one)
+    assert kept and equal(kept, averages(method, two))
+    grad = torch.randn(1, 4, 5)
+    assert not torch.equal(little.precondition(one, grad), much.precondition(two, grad))
+
+
 @cases
 @shapes
 def test_methods_are_deterministic(case, shape):
