@@ -158,7 +158,7 @@ _ROWS = (
     _on_sgd("sngd", "SNGD", "SNGD", damping=1.0),
     _on_sgd("hylo-kis", "HyLo with sampled rows", "HyLo", sampling="kis"),
     _on_sgd("hylo-kid", "HyLo with decomposed rows", "HyLo", sampling="kid"),
-    _on_sgd("eva", "Eva", "Eva"),
+    _on_sgd("eva", "Eva", "Eva", damping=1.0, **NORM),
     _on_sgd("kbfgs", "K-BFGS", "KBFGS", **NORM),
 )
 
