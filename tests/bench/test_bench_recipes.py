@@ -168,7 +168,7 @@ def test_two_workers_train_on_the_union_of_their_batches(recipe, tmp_path, envir
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr
