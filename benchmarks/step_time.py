@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peak import peak_bytes, resident_bytes, state_bytes
+from peak import resident_bytes
 from record import save
 from torch import Tensor
 from workloads import WORKLOADS
 
 import mkor
+from mkor_bench.memory import held_bytes, peak_bytes
 from mkor_bench.rivals import build_muon
 
 ATTENTION = ["attn"]
@@ -156,7 +157,7 @@ class Trainee:
         """Peak bytes over the kinds of steps."""
         self.optimizer.zero_grad()
         gc.collect()
-        held = state_bytes(self.optimizer)
+        held = held_bytes(self.optimizer)
         return max(peak_bytes(lambda n=number: self.step(n), held) for number in kinds)  # type: ignore[misc]
 
 

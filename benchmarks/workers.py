@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from record import save
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -26,9 +25,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import mkor
 from collectives import counted
 from gloo import spawn
-from mkor_bench.scale.model import Machine, predict
+from mkor_bench.scale.measured import (
+    measured_machine,
+    median_machine,
+    network,
+    predicted_seconds,
+)
+from mkor_bench.scale.model import Machine
 
 WIDTH, DEPTH, ROWS = 512, 6, 512
+SIZE = {"width": WIDTH, "depth": DEPTH, "rows": ROWS}
 EVERY: dict[str, Any] = {"factor_update_steps": 4, "warmup_steps": 1}
 METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD": (None, {}),
@@ -44,19 +50,11 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def network() -> nn.Sequential:
-    """Equal layers, so that any number of workers can divide them."""
-    layers: list[nn.Module] = []
-    for _ in range(DEPTH):
-        layers += [nn.Linear(WIDTH, WIDTH), nn.Tanh()]
-    return nn.Sequential(*layers)
-
-
 def run(name: str, workers: int, steps: int) -> dict[str, Any]:
     """Median seconds of a step in whole periods, bytes of state, and bytes on the wire."""
     cls, options = METHODS[name]
     torch.manual_seed(0)
-    model: nn.Module = network()
+    model: nn.Module = network(WIDTH, DEPTH)
     if workers > 1:
         model = DistributedDataParallel(model)
     base = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -79,44 +77,13 @@ def run(name: str, workers: int, steps: int) -> dict[str, Any]:
     return {"s": statistics.median(periods[1:]), "state": kept, "wire": wire[-1] / 4}
 
 
-def measured_machine(workers: int) -> Machine:
-    """Rate of a product while all workers multiply; latency and bandwidth of all-reduces."""
-    rows, weight = torch.randn(ROWS, WIDTH), torch.randn(WIDTH, WIDTH)
-    rate = 2 * ROWS * WIDTH**2 / median_time(lambda: rows @ weight)
-    if workers == 1:
-        return Machine(rate, 1e9, 0.0)
-    small, large = torch.zeros(8), torch.zeros(2**21)
-    messages = 2 * (workers - 1)
-    latency = median_time(lambda: dist.all_reduce(small)) / messages
-    seconds = median_time(lambda: dist.all_reduce(large)) / messages - latency
-    return Machine(rate, large.numel() * 4 / workers / max(seconds, 1e-9), latency)
-
-
-def median_time(function: Any, times: int = 15) -> float:
-    """Median seconds of a call."""
-    spent: list[float] = []
-    for _ in range(times):
-        start = time.perf_counter()
-        function()
-        spent.append(time.perf_counter() - start)
-    return statistics.median(spent)
-
-
 def worker(rank: int, workers: int, steps: int) -> tuple[Machine, dict[str, Any]]:
     """Everything that one process measures."""
     del rank
     torch.set_num_threads(1)
-    return measured_machine(workers), {name: run(name, workers, steps) for name in METHODS}
-
-
-def predicted(name: str, machine: Machine, workers: int) -> float:
-    """Seconds of a step by the α-β model."""
-    cls, options = METHODS[name]
-    model = network()
-    found = mkor.estimate(model, cls, rows=ROWS, workers=workers, **options) if cls else None
-    weights = DEPTH * WIDTH**2
-    size = 4 * sum(parameter.numel() for parameter in model.parameters())
-    return predict(machine, workers, 6.0 * weights * ROWS, size, found).total
+    return measured_machine(workers, WIDTH, ROWS), {
+        name: run(name, workers, steps) for name in METHODS
+    }
 
 
 def main() -> None:
@@ -137,18 +104,13 @@ def main() -> None:
         else:
             with tempfile.TemporaryDirectory() as folder:
                 found = spawn_all(workers, arguments.steps, Path(folder))
-        machine = Machine(
-            *(
-                statistics.median(getattr(m, key) for m, _ in found)
-                for key in ("rate", "bandwidth", "latency")
-            )
-        )
+        machine = median_machine([own for own, _ in found])
         rows: dict[str, Any] = {}
-        for name in METHODS:
+        for name, method in METHODS.items():
             own = [by_name[name] for _, by_name in found]
             row = {
                 "s": max(one["s"] for one in own),
-                "predicted_s": predicted(name, machine, workers),
+                "predicted_s": predicted_seconds(method, machine, workers, **SIZE),
                 "state": [one["state"] for one in own],
                 "wire": own[0]["wire"],
             }

@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import mkor
 from gloo import spawn
+from small_workers import batch, build, net
 
 THIN = {"representation": "lowrank", "rank": 3}
 JOBS = {
@@ -27,22 +27,6 @@ JOBS = {
 UNION = ("dense", "low rank", "low rank, momentum", "Eva")
 BATCHES = (3, 5)
 """Of each worker, in turn the first and the second to have none."""
-
-
-def net():
-    torch.manual_seed(1)
-    layers = [nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5, bias=False), nn.Tanh(), nn.Linear(5, 2)]
-    return nn.Sequential(*layers).double()
-
-
-def build(model, method="MKOR", **options):
-    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return getattr(mkor, method)(model, base, factor_update_steps=2, warmup_steps=3, **options)
-
-
-def batch(worker, step):
-    source = torch.Generator().manual_seed(10 * step + worker)
-    return torch.randn(6, 4, dtype=torch.float64, generator=source)
 
 
 def one_step(model, optimizer, *rows):
@@ -78,10 +62,10 @@ def uneven(rank):
         for turn in range(2):
             with Join([model, optimizer]):
                 for _ in range(BATCHES[rank - turn]):
-                    one_step(model, optimizer, batch(rank, step))
+                    one_step(model, optimizer, batch(rank, step, 6))
                     step += 1
             step = 5 * (turn + 1)
-        one_step(model, optimizer, batch(rank, step))
+        one_step(model, optimizer, batch(rank, step, 6))
         out[name] = everything(optimizer)
     out["none at all"] = none_at_all(rank)
     out["refused"] = refused(rank)
@@ -94,7 +78,7 @@ def none_at_all(rank):
     optimizer = build(model, **THIN)
     with Join([model, optimizer]):
         for step in range(3 * rank):
-            one_step(model, optimizer, batch(rank, step))
+            one_step(model, optimizer, batch(rank, step, 6))
     return everything(optimizer)
 
 
@@ -121,8 +105,8 @@ def refused(rank):
 
     def twice():
         with Join([model, optimizer]):
-            model(batch(rank, 0)).sum().backward()
-            model(batch(rank, 1)).sum().backward()
+            model(batch(rank, 0, 6)).sum().backward()
+            model(batch(rank, 1, 6)).sum().backward()
 
     out["twice"] = message(RuntimeError, twice)
     return out
@@ -152,7 +136,7 @@ def test_a85_statistics_are_those_of_the_batches_that_there_are(outcomes):
 
             def closure(step=step, workers=workers, model=model, optimizer=optimizer):
                 optimizer.zero_grad()
-                loss = sum(model(batch(w, step)).square().mean() for w in workers) / 2
+                loss = sum(model(batch(w, step, 6)).square().mean() for w in workers) / 2
                 loss.backward()
                 return loss
 

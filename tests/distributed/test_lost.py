@@ -5,6 +5,7 @@ import os
 import time
 import warnings
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 import mkor
 from gloo import spawn
+from mkor.distributed.guard import guarded
 
 LIMIT = 4
 
@@ -129,3 +131,12 @@ def test_a_worker_that_saves_alone(tmp_path):
     told = "workers could not gather the factors for state_dict(), which all workers must call"
     assert message.startswith(told)
     assert seconds < 3 * LIMIT
+
+
+def test_a_worker_that_is_out_of_memory_says_so():
+    @guarded
+    def collective():
+        raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        collective()

@@ -4,12 +4,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import mkor
 from collectives import counted
 from gloo import spawn
+from small_workers import batch, build, net
 
 METHODS = {
     "dense": {},
@@ -21,28 +20,12 @@ METHODS = {
 STEPS, ROWS = 5, 8
 
 
-def net():
-    torch.manual_seed(1)
-    layers = [nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5, bias=False), nn.Tanh(), nn.Linear(5, 2)]
-    return nn.Sequential(*layers).double()
-
-
-def build(model, method="MKOR", **options):
-    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return getattr(mkor, method)(model, base, factor_update_steps=2, warmup_steps=3, **options)
-
-
-def batch(worker, step):
-    source = torch.Generator().manual_seed(10 * step + worker)
-    return torch.randn(ROWS, 4, dtype=torch.float64, generator=source)
-
-
 def train(model, optimizer, rank, micro=1, steps=range(STEPS)):
     """Steps of several micro-batches; names of the collectives of passes and of steps."""
     passes, ends = [], []
     for step in steps:
         optimizer.zero_grad()
-        parts = batch(rank, step).chunk(micro)
+        parts = batch(rank, step, ROWS).chunk(micro)
         with counted() as calls:
             for number, rows in enumerate(parts):
                 last = number == len(parts) - 1
@@ -129,6 +112,8 @@ def test_a84_a_checkpoint_has_no_name_of_a_wrapper(outcomes):
         model.load_state_dict(outcomes[0][name, "after"][0])
         for step in range(STEPS, 2 * STEPS):
             optimizer.zero_grad()
-            model(torch.cat([batch(worker, step) for worker in (0, 1)])).square().mean().backward()
+            model(
+                torch.cat([batch(worker, step, ROWS) for worker in (0, 1)])
+            ).square().mean().backward()
             optimizer.step()
         assert_near(parameters(model), outcomes[0][name, "went on"], 1e-6)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
+import torch
+
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -35,6 +37,8 @@ def guarded(collective: Callable[P, Result]) -> Callable[P, Result]:
     def call(*args: P.args, **kwargs: P.kwargs) -> Result:
         try:
             return collective(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise  # this worker's own
         except RuntimeError as error:
             raise RuntimeError(
                 f"workers could not {PURPOSE.get()}: at least one of them ended, failed, or did "

@@ -19,7 +19,7 @@ from mkor_bench.studies.kept import Kept
 from mkor_bench.studies.lemmas import BLEND, DECAY, LIMIT, ROUNDING, UPDATES
 from mkor_bench.studies.piece import Piece
 from mkor_bench.studies.study import Report, Request, Study
-from mkor_bench.studies.tuned import Tuned, usual_tasks
+from mkor_bench.studies.tuned import Tuned, small_request
 
 VARIANTS = {
     "sgd": "the base alone",
@@ -196,16 +196,10 @@ def _draw(path: Path, tasks: Mapping[str, Finals]) -> None:
     save_figure(path, figure)
 
 
-def _request(quick: bool, data: str | None) -> Request:
-    full = ("digits-autoencoder", "digits-classifier", "mnist-autoencoder", "cifar100-convnet")
-    tasks = usual_tasks(data, full, quick)
-    return Request(tasks[:1] if quick else tasks, (), 1 if quick else 3, quick, data)
-
-
 STUDY = Study(
     name="ablation",
     description="the lemmas in numbers; stabiliser, rescaling, rules and precision taken away",
-    request=_request,
+    request=small_request,
     pieces=pieces,
     report=report,
 )

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mkor_bench.memory import factor_bytes
 from mkor_bench.optimizers import settled_options
 from mkor_bench.report.chart import draw_lines, finish, name_beside, new_figure, save_figure
 from mkor_bench.report.section import Figure, Section, Table
@@ -99,7 +100,7 @@ def _sweep(
             "d": width,
             "b": rows,
             "seconds": statistics.median(own),
-            "bytes": trainee.factor_bytes(),
+            "bytes": factor_bytes(trainee.optimizer),
             "sent": trainee.sent,
         }
         for (width, rows), trainee, own in zip(sizes, trainees, seconds, strict=True)

@@ -90,9 +90,9 @@ def checks(
         if len(losses) > 1:
             first, last = losses[min(losses)], losses[max(losses)]
             told = (
-                f"{task}: MKOR ends lower with an update every {min(losses)} steps "
-                f"({first[0]:.4g} ± {first[1]:.2g}) than every {max(losses)} ({last[0]:.4g} ± "
-                f"{last[1]:.2g}), by more than the spread"
+                f"{task}: MKOR ends at {first[0]:.4g} ± {first[1]:.2g} with an update every "
+                f"{min(losses)} steps, at {last[0]:.4g} ± {last[1]:.2g} every {max(losses)}; "
+                "claimed: lower by more than the spread"
             )
             out.append(Check(told, last[0] - first[0] > max(first[1], last[1])))
     return out

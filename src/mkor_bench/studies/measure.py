@@ -12,7 +12,6 @@ The stages of a step are those of the paper's figure 3:
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from mkor.messages import Owned
 from mkor.schedule import UpdateSchedule
+from mkor_bench.memory import held_bytes, peak_bytes
 from mkor_bench.optimizers import optimizer_row, settled_options
 from mkor_bench.studies.workloads import Workload
 from mkor_bench.train import clock
@@ -87,22 +87,9 @@ class Trainee:
     def peak_bytes(self) -> int:
         """Returns the most bytes held at a time in a step, the state's and weights' too."""
         self.optimizer.zero_grad()
-        held = self.state_bytes()
-        return max(_peak(partial(self.step, updates=updates), held) for updates in (True, False))
-
-    def state_bytes(self) -> int:
-        """Returns the bytes of weights, of the optimizer's state and of factors."""
-        weights = [p for group in self.optimizer.param_groups for p in group["params"]]
-        tensors = [t for state in self.optimizer.state.values() for t in state.values()]
-        records = {} if self.engine is None else self.engine.records
-        tensors += [t for record in records.values() for t in record.momentum.values()]
-        found = [t for t in (*weights, *tensors) if isinstance(t, Tensor)]
-        return sum(t.numel() * t.element_size() for t in found) + self.factor_bytes()
-
-    def factor_bytes(self) -> int:
-        """Returns the bytes of factors."""
-        layers = getattr(self.optimizer, "layers", list)
-        return sum(info.bytes for info in layers())
+        held = held_bytes(self.optimizer)
+        kinds = (True, False)
+        return max(peak_bytes(partial(self.step, updates=updates), held) for updates in kinds)
 
     def _closure(self) -> Tensor:
         self.optimizer.zero_grad()
@@ -141,19 +128,3 @@ def median_stages(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
     out = {stage: statistics.median(record[stage] for record in records) for stage in STAGES}
     total = statistics.median(sum(record.values()) for record in records)
     return {**out, "total": total}
-
-
-def _peak(step: Callable[[], Any], held: int) -> int:
-    """Returns the most bytes held during a step, of which some are held before it."""
-    from torch.profiler import ProfilerActivity, profile
-
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it tells that it starts and stops
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        step()
-    events = found.profiler.kineto_results.events()  # type: ignore[union-attr]
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    now = peak = held
-    for _, change in changes:
-        now += change
-        peak = max(peak, now)
-    return peak

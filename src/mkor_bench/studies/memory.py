@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mkor_bench.memory import factor_bytes, held_bytes
 from mkor_bench.optimizers import optimizer_row, settled_options
 from mkor_bench.report.chart import draw_stacks, finish, name_beside, new_figure, save_figure
 from mkor_bench.report.section import Figure, Section, Table
@@ -53,7 +54,7 @@ def measure(
     del data, report
     trainee = Trainee(workloads(spec["quick"])[spec["model"]][1], spec["optimizer"])
     weights = sum(p.numel() * p.element_size() for p in trainee.model.parameters())
-    factors, held = trainee.factor_bytes(), trainee.state_bytes()
+    factors, held = factor_bytes(trainee.optimizer), held_bytes(trainee.optimizer)
     return {
         "weights": weights,
         "base": held - factors - weights,

@@ -42,6 +42,12 @@ def usual_tasks(data: str | None, full: Sequence[str], quick: bool) -> tuple[str
     return QUICK_TASKS if quick else tuple(full)
 
 
+def small_request(quick: bool, data: str | None) -> Request:
+    """Returns what is done by studies that compare variants of MKOR on a few small tasks."""
+    tasks = usual_tasks(data, (*DIGITS, "mnist-autoencoder", "cifar100-convnet"), quick)
+    return Request(tasks[:1] if quick else tasks, (), 1 if quick else 3, quick, data)
+
+
 @dataclass(frozen=True)
 class Tuned:
     """Tuning as far as it has come.
