@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,12 +17,20 @@ def held_bytes(optimizer: Any) -> int:
         optimizer: A torch optimizer, one of ours or another.
     """
     weights = [p for group in optimizer.param_groups for p in group["params"]]
-    tensors = [t for state in optimizer.state.values() for t in state.values()]
-    engine = getattr(optimizer, "_engine", None)
-    records = {} if engine is None else engine.records
-    tensors += [t for record in records.values() for t in record.momentum.values()]
-    found = [t for t in (*weights, *tensors) if isinstance(t, Tensor)]
-    return sum(t.numel() * t.element_size() for t in found) + factor_bytes(optimizer)
+    found = {id(t): t for t in (*weights, *_tensors(optimizer.state_dict()))}
+    return sum(t.numel() * t.element_size() for t in found.values())
+
+
+def _tensors(content: Any) -> Iterator[Tensor]:
+    """The tensors in a state dict, whoever of several optimizers keeps them."""
+    if isinstance(content, Tensor):
+        yield content
+    elif isinstance(content, dict):
+        for part in content.values():
+            yield from _tensors(part)
+    elif isinstance(content, (list, tuple)):
+        for part in content:
+            yield from _tensors(part)
 
 
 def factor_bytes(optimizer: Any) -> int:
