@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from torchrun import torchrun
+
 FOLDER = Path(__file__).parents[1] / "examples"
 FRAMEWORKS = {
     "huggingface": ["transformers", "accelerate"],
@@ -76,16 +78,6 @@ def test_every_example_is_run():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKERS)
 def test_an_example_on_two_workers(name):
-    example = FOLDER / f"{name}.py"
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
-    done = subprocess.run(
-        [sys.executable, *command],
-        capture_output=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr
-    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    out = torchrun(FOLDER / f"{name}.py", timeout=100)
+    losses = [float(line.split()[-1]) for line in out.splitlines()]
     assert len(losses) == 6 and losses[-1] < 0.1 * losses[0]

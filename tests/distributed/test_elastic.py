@@ -1,14 +1,13 @@
 """A worker that is killed under torchrun: all start again from the last checkpoint."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from sharded_runs import batches, farthest, new_model, optimizer_for, train
+from torchrun import torchrun
 
 TESTS = Path(__file__).parents[1]
 NEW_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -16,20 +15,15 @@ NEW_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(250)
 def test_a_killed_worker_starts_again(tmp_path):
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", "1", str(TESTS / "elastic_run.py"), str(tmp_path), "fsdp"]
     path = os.pathsep.join([str(TESTS), str(TESTS.parent / "src")])
-    run = subprocess.run(
-        [sys.executable, *command],
-        capture_output=True,
-        check=False,
-        env={**os.environ, **NEW_STORE, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        text=True,
+    torchrun(
+        *(TESTS / "elastic_run.py", tmp_path, "fsdp"),
         timeout=180,
+        env={**NEW_STORE, "PYTHONPATH": path},
+        options=("--max-restarts", "1"),
     )
-    assert run.returncode == 0, run.stderr
     assert (tmp_path / "killed").exists()
     result = torch.load(tmp_path / "result.pt")
     assert result["first"] == 3
