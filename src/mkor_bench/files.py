@@ -5,28 +5,46 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mkor_bench.errors import UserError
 
+ARCHIVE = "inline_container"
+"""In torch's errors of writing, which are not OSErrors."""
+
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file under a temporary name beside its own, then renames it.
+    """Writes a file under a temporary name beside its own, then renames it; its folder is made.
 
     Args:
         path: The file to create or to replace.
         write: Writes the content to the path that it is given.
+
+    Raises:
+        UserError: It cannot be written, on a full disk for instance; an older file stays.
     """
-    remove_leftovers(path)
     # The suffix stays the same, since matplotlib chooses the format by it.
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path)
         write(temporary)
         with temporary.open("rb") as written:
             os.fsync(written.fileno())  # a name must not outlive a power cut without its content
         os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and ARCHIVE not in str(error):
+            raise
+        reason = getattr(error, "strerror", None) or "the disk may be full"
+        raise UserError(
+            f"{str(path)!r} cannot be written ({reason}): make room or allow writing there, and "
+            "repeat the command, or choose another folder with --output; what was there before "
+            "is as it was, and finished work is kept."
+        ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def remove_leftovers(path: Path) -> None:

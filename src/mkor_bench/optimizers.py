@@ -159,7 +159,7 @@ _ROWS = (
     _on_sgd("hylo-kis", "HyLo with sampled rows", "HyLo", sampling="kis"),
     _on_sgd("hylo-kid", "HyLo with decomposed rows", "HyLo", sampling="kid"),
     _on_sgd("eva", "Eva", "Eva", damping=1.0, **NORM),
-    _on_sgd("kbfgs", "K-BFGS", "KBFGS", **NORM),
+    _on_sgd("kbfgs", "K-BFGS", "KBFGS", damping=0.9, **NORM),
 )
 
 OPTIMIZERS: dict[str, OptimizerRow] = {row.name: row for row in _ROWS}

@@ -317,7 +317,7 @@ def test_a_folder_without_sections_is_told_what_makes_them(mkor, tmp_path):
     assert list((tmp_path / "runs").iterdir()) == []
     result = mkor("report", "nowhere")
     assert result.exit_code == 2
-    assert "folder 'nowhere' does not exist: name the --output of mkor study" in result.stderr
+    assert "'nowhere' is not a folder: name the --output of mkor study" in result.stderr
 
 
 def test_a_full_disk_leaves_the_older_page(mkor, tmp_path, monkeypatch):

@@ -54,6 +54,7 @@ def test_other_json_is_no_section(tmp_path):
     [
         ('{"format": 99, "section": {}}', "it has format 99, and this version of mkor reads 1"),
         ('{"format": 1, "section": {}}', "its section is incomplete"),
+        ('{"format": 1, "study": "rank"}', "its section is incomplete"),
         ("{", "Expecting property name"),
     ],
 )
@@ -61,4 +62,12 @@ def test_a_damaged_section_is_refused(tmp_path, content, message):
     path = tmp_path / "complexity.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
+        read_section(path)
+
+
+def test_a_number_that_no_study_writes_is_refused(tmp_path):
+    write_section(tmp_path, SECTION, {})
+    path = tmp_path / "complexity.json"
+    path.write_text(path.read_text().replace("1.23456", "1" + 400 * "0"))
+    with pytest.raises(ValueError, match="has a cell that is no text and no usual number"):
         read_section(path)

@@ -109,6 +109,23 @@ def test_a_damaged_result_is_named(tmp_path, content):
         Kept(tmp_path).get(PIECE)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda record: record.pop("machine"), "it lacks machine"),
+        (lambda record: record["spec"].update(seed=7), "its spec is not the one that its name"),
+    ],
+)
+def test_an_edited_result_is_named(tmp_path, change, reason):
+    Kept(tmp_path).put(PIECE, {"value": 1})
+    path = tmp_path / "runs" / PIECE.file_name
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=f"is not a study's result \\({reason}.*\\): remove it"):
+        Kept(tmp_path).get(PIECE)
+
+
 def test_a_full_disk_is_told_and_leaves_nothing_behind(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

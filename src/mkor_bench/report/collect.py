@@ -47,7 +47,7 @@ def find_sections(folder: Path) -> list[Found]:
     """
     if not folder.is_dir():
         raise UserError(
-            f"folder {str(folder)!r} does not exist: name the --output of mkor study, such as "
+            f"{str(folder)!r} is not a folder: name the --output of mkor study, such as "
             "runs/study/defaults."
         )
     found, damaged = [], []

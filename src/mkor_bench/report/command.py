@@ -30,13 +30,7 @@ def run_report(folder: Path) -> None:
     if page.is_dir():
         raise UserError(f"{str(page)!r} is a folder where the report is to be written: remove it.")
     with raises_interrupt():
-        try:
-            write_page(folder, found)
-        except OSError as error:
-            raise UserError(
-                f"{str(page)!r} cannot be written ({error.strerror or error}): make room, or allow "
-                "writing in the folder, and repeat the command."
-            ) from error
+        write_page(folder, found)
     console = output_console()
     console.print(verdicts(found), count_verdicts(found))
     console.print(f"Written to {page}", soft_wrap=True, highlight=False, markup=False)

@@ -20,6 +20,9 @@ from mkor_bench.report.table import number
 FORMAT = 1
 """Grows when a reader of older files would misread a newer one."""
 
+LARGEST = 2**63
+"""What numbers in tables are below."""
+
 Cell = str | int | float | bool | None
 
 _PARTS = ("verdict", "tables", "figures")
@@ -135,7 +138,7 @@ def read_section(path: Path) -> tuple[Section, Mapping[str, Any]] | None:
         ValueError: The file is no JSON, or has a section of another format.
     """
     content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or "section" not in content:
+    if not isinstance(content, dict) or not content.keys() & {"section", "study"}:
         return None
     if content.get("format") != FORMAT:
         raise ValueError(
@@ -201,13 +204,18 @@ def _check(section: Section) -> None:
                     f"table {table.caption!r} has {len(table.columns)} columns "
                     f"and a row of {len(row)}"
                 )
-            if not all(isinstance(cell, Cell) for cell in row):
+            if not all(isinstance(cell, Cell) and _moderate(cell) for cell in row):
                 raise ValueError(
-                    f"table {table.caption!r} has a cell that is no text and no number"
+                    f"table {table.caption!r} has a cell that is no text and no usual number"
                 )
     for figure in section.figures:
         if Path(figure.file).name != figure.file:
             raise ValueError(f"its figure {figure.file!r} does not lie beside it")
+
+
+def _moderate(cell: Cell) -> bool:
+    """Tells whether a number fits into a float, as those do that a study writes."""
+    return not isinstance(cell, int) or abs(cell) < LARGEST
 
 
 def _table(table: Table) -> str:

@@ -133,5 +133,4 @@ def draw(path: Path, numbers: Sequence[int], steps: dict[str, list[Step]]) -> No
     axes.loglog(numbers, ideal, ":", color="grey", label="without a network")
     told = f"steps a second, over LAMB's on {numbers[0]}"
     finish(axes, "BERT-Large, predicted", "workers", told)
-    path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(path, figure)

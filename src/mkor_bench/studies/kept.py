@@ -80,14 +80,7 @@ class Kept:
             "result": result,
         }
         text = to_json(record)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path(piece), lambda path: path.write_text(text, "utf-8"))
-        except OSError as error:
-            raise UserError(
-                f"{str(self._path(piece))!r} cannot be written ({error.strerror or error}): make "
-                "room, or choose another folder with --output; finished pieces are kept."
-            ) from error
+        write_atomically(self._path(piece), lambda path: path.write_text(text, "utf-8"))
 
     @contextmanager
     def claim(self, piece: Piece) -> Iterator[bool]:
@@ -120,6 +113,11 @@ class Kept:
             raise _damaged(path, str(error)) from error
         if not isinstance(record, dict) or not isinstance(record.get("result"), dict):
             raise _damaged(path, "it has no result")
+        lacking = {"machine", "versions", "sources"} - record.keys()
+        if lacking:
+            raise _damaged(path, f"it lacks {', '.join(sorted(lacking))}")
+        if record.get("spec") != json.loads(json.dumps(piece.spec)):
+            raise _damaged(path, "its spec is not the one that its name stands for")
         return record
 
 
