@@ -13,8 +13,10 @@ For each task:
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mkor_bench.report.watch import due, watched
@@ -123,9 +125,22 @@ def run_job(job: RunJob, report: Callable[[int], None]) -> Run:
             report(training.run.step - reported)
             reported = training.run.step
 
-    run = train(Training(job.source.load(), job.settings), on_step)
+    with _without_fault_lines():
+        run = train(Training(job.source.load(), job.settings), on_step)
     report(job.settings.steps - reported)  # a run that diverged is done as well
     return run
+
+
+@contextmanager
+def _without_fault_lines() -> Iterator[None]:
+    """Keeps back what the library logs of faults, hundreds at the rates that are too high."""
+    log = logging.getLogger("mkor")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _run_grid(

@@ -1,10 +1,11 @@
 """``mkor compare`` from end to end, on tasks that take a moment."""
 
 import json
+import logging
 import math
 import struct
 
-from mkor_bench.compare import TUNING_SEED, Plan, compare
+from mkor_bench.compare import TUNING_SEED, Plan, RunJob, compare, run_job
 from mkor_bench.report.events import FOLDER_NAME
 from mkor_bench.tasks.source import TaskSource
 from mkor_bench.train import Settings, Training, train
@@ -109,3 +110,16 @@ def test_a_run_that_diverges_stops(tiny):
     assert run.diverged and run.step < 20
     assert not math.isfinite(run.losses[-1])
     assert run.metric is None
+
+
+def test_faults_of_a_run_are_not_logged_among_the_progress(caplog, monkeypatch):
+    def faulty(training, on_step):
+        logging.getLogger("mkor").warning("fault: step=3")
+        return training.run
+
+    monkeypatch.setattr("mkor_bench.compare.train", faulty)
+    settings = Settings("sgd", 0.1, 0, 40)
+    run_job(RunJob(TaskSource("digits-classifier", quick=True), settings), lambda steps: None)
+    assert not caplog.records
+    logging.getLogger("mkor").warning("fault: later")  # as it was before
+    assert [record.getMessage() for record in caplog.records] == ["fault: later"]
