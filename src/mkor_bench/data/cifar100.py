@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mkor_bench.data.images import Images, Split
-from mkor_bench.data.store import Store, from_hub, local_files, need_store
+from mkor_bench.data.images import Images, Layout, Split, read_arrays
+from mkor_bench.data.store import Store, from_hub, local_files, need_store, reading, unfit
 
 MEAN = (0.5071, 0.4865, 0.4409)
 STD = (0.2673, 0.2564, 0.2762)
 """Of each channel over the full training set."""
 
-_TILE = 32
+_TILE, _COLUMNS = 32, 50
+_LAYOUTS = {"fine": Layout((_TILE, _TILE, 3), 100), "coarse": Layout((_TILE, _TILE, 3), 20)}
 _TRAIN = tuple(f"train_{part}.png" for part in range(4))
 
 
@@ -38,20 +39,20 @@ def load_cifar100(store: Store, labels: Literal["fine", "coarse"] = "fine") -> I
         Images [n, 3, 32, 32] with pixels from 0 to 1, and their classes.
 
     Raises:
-        UserError: It cannot be had there.
+        UserError: It cannot be had there, or is not as documented.
     """
     place = need_store(store, "CIFAR-100")
     if not isinstance(place, Path):
         return Images(_from_hub("train", labels), _from_hub("test", labels))
     *train, test, classes = local_files(place, "cifar100", *_TRAIN, "test_0.png", "labels.npz")
-    with np.load(classes, allow_pickle=False) as stored:
-        return Images(
-            Split(
-                _as_tensor(np.concatenate([_tiles(p) for p in train])),
-                _read(stored, "train", labels),
-            ),
-            Split(_as_tensor(_tiles(test)), _read(stored, "test", labels)),
+    names = [f"{part}_{labels}" for part in ("train", "test")]
+    images = [np.concatenate([_tiles(path) for path in grids]) for grids in (train, [test])]
+    return Images(
+        *(
+            _LAYOUTS[labels].split(tiles, stored, f"{name} of {str(classes)!r}")
+            for name, tiles, stored in zip(names, images, read_arrays(classes, *names), strict=True)
         )
+    )
 
 
 def normalised(images: Tensor) -> Tensor:
@@ -70,21 +71,17 @@ def _tiles(path: Path) -> Any:
     """Cuts a grid into images, [n, 32, 32, 3]."""
     from PIL import Image
 
-    with Image.open(path) as opened:
-        grid = np.asarray(opened.convert("RGB"))
-    rows = grid.reshape(grid.shape[0] // _TILE, _TILE, -1, _TILE, 3)
+    rule = f"it must be an RGB image of 32 by 32 tiles, {_COLUMNS} a row"
+    with reading(path, rule), Image.open(path) as opened:
+        (width, height), mode, grid = opened.size, opened.mode, np.asarray(opened)
+    if mode != "RGB" or width != _COLUMNS * _TILE or height % _TILE:
+        raise unfit(repr(str(path)), f"it is {mode}, {width} by {height}", rule)
+    rows = grid.reshape(height // _TILE, _TILE, _COLUMNS, _TILE, 3)
     return rows.swapaxes(1, 2).reshape(-1, _TILE, _TILE, 3)
 
 
-def _read(stored: Any, part: str, labels: str) -> Tensor:
-    return torch.from_numpy(stored[f"{part}_{labels}"]).long()
-
-
-def _as_tensor(images: Any) -> Tensor:
-    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
-
-
-def _from_hub(part: str, labels: str) -> Split:
+def _from_hub(part: str, labels: Literal["fine", "coarse"]) -> Split:
     rows = from_hub("uoft-cs/cifar100", None, part)
     images = np.stack([np.asarray(image) for image in rows["img"]])
-    return Split(_as_tensor(images), torch.as_tensor(rows[f"{labels}_label"]).long())
+    place = f"the {part} part of 'uoft-cs/cifar100'"
+    return _LAYOUTS[labels].split(images, rows[f"{labels}_label"], place)

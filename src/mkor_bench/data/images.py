@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from mkor_bench.data.store import reading, unfit
 
 
 @dataclass(frozen=True)
@@ -40,3 +46,76 @@ class Images:
 
     train: Split
     test: Split
+
+
+class Layout(NamedTuple):
+    """What the arrays of a data set must be.
+
+    Attributes:
+        shape: Of an image: height and width, and channels of a coloured one.
+        classes: How many.
+    """
+
+    shape: tuple[int, ...]
+    classes: int
+
+    @property
+    def rule(self) -> str:
+        """The same in words."""
+        return (
+            f"images must be uint8 [n, {', '.join(map(str, self.shape))}] and labels n whole "
+            f"numbers from 0 to {self.classes - 1}, with n at least 1"
+        )
+
+    def split(self, images: Any, labels: Any, place: str) -> Split:
+        """Makes a split of arrays as they are stored.
+
+        Args:
+            images: Pixels from 0 to 255, [n, *shape].
+            labels: [n].
+            place: Where they come from, for the error.
+
+        Returns:
+            Images with channels first and pixels from 0 to 1, and their classes.
+
+        Raises:
+            UserError: They are not what they must be.
+        """
+        images, labels = np.asarray(images), np.asarray(labels)
+        problem = self._problem(images, labels)
+        if problem:
+            raise unfit(place, problem, self.rule)
+        pixels = torch.from_numpy(images).float() / 255
+        pixels = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
+        return Split(pixels, torch.from_numpy(labels.astype(np.int64)))
+
+    def _problem(self, images: Any, labels: Any) -> str | None:
+        if images.dtype != np.uint8 or images.shape[1:] != self.shape or not len(images):
+            return f"images are {_kind(images)}"
+        if not np.issubdtype(labels.dtype, np.integer) or labels.shape != images.shape[:1]:
+            return f"labels are {_kind(labels)} for {len(images)} images"
+        wrong = ((labels < 0) | (labels >= self.classes)).nonzero()[0]
+        return f"label {wrong[0]} is {labels[wrong[0]]}" if len(wrong) else None
+
+
+def read_arrays(path: Path, *names: str) -> list[Any]:
+    """Reads arrays of an ``.npz`` file.
+
+    Args:
+        path: The file.
+        names: Which.
+
+    Returns:
+        The NumPy arrays.
+
+    Raises:
+        UserError: The file is damaged or lacks one.
+    """
+    rule = f"it must be an .npz file with {' and '.join(names)}"
+    # Opened here, since NumPy leaves what is no archive open.
+    with reading(path, rule), path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        return [stored[name] for name in names]
+
+
+def _kind(array: Any) -> str:
+    return f"{array.dtype} {list(array.shape)}"

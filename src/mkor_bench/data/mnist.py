@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 
-from mkor_bench.data.images import Images, Split
+from mkor_bench.data.images import Images, Layout, Split, read_arrays
 from mkor_bench.data.store import Store, from_hub, local_files, need_store
+
+_LAYOUT = Layout((28, 28), 10)
 
 
 @cache
@@ -28,23 +28,23 @@ def load_mnist(store: Store) -> Images:
         Images [n, 1, 28, 28] with pixels from 0 to 1, and their digits.
 
     Raises:
-        UserError: It cannot be had there.
+        UserError: It cannot be had there, or is not as documented.
     """
     place = need_store(store, "MNIST")
     if isinstance(place, Path):
         paths = local_files(place, "mnist_t10k", "train.npz", "test.npz")
-        train, test = (_split(**np.load(path, allow_pickle=False)) for path in paths)
+        train, test = map(_read, paths)
     else:
         train, test = (_from_hub(split) for split in ("train", "test"))
     return Images(train, test)
 
 
+def _read(path: Path) -> Split:
+    images, labels = read_arrays(path, "images", "labels")
+    return _LAYOUT.split(images, labels, repr(str(path)))
+
+
 def _from_hub(split: str) -> Split:
     rows = from_hub("ylecun/mnist", None, split)
-    return _split(np.stack([np.asarray(image) for image in rows["image"]]), rows["label"])
-
-
-def _split(images: Any, labels: Any) -> Split:
-    return Split(
-        torch.from_numpy(images).float()[:, None] / 255, torch.as_tensor(np.asarray(labels)).long()
-    )
+    images = np.stack([np.asarray(image) for image in rows["image"]])
+    return _LAYOUT.split(images, rows["label"], f"the {split} part of 'ylecun/mnist'")

@@ -8,13 +8,16 @@ between tabs, no quoting. On the hub: ``nyu-mll/glue``, ``stanfordnlp/imdb`` and
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mkor_bench.data.store import BLANK, Store, from_hub, local_files, need_store, read_text
-from mkor_bench.errors import UserError
+from mkor_bench.data.store import BLANK, Store, from_hub, local_files, need_store, read_text, unfit
+
+_HIGHEST = 5.0
+"""The best score; the worst is 0."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ class Source:
         hub: On the hub: the name, the part, and the splits for training and testing.
         columns: The columns with texts.
         hub_columns: The same on the hub, where they differ.
-        label: The column with a number for each row in the files: "label" for a class, else a
-            score. On the hub it is "label".
+        classes: How many classes the column "label" tells apart; 1 where there is a score from 0
+            to 5 instead, in a column "score", which is "label" on the hub.
     """
 
     title: str
@@ -49,7 +52,23 @@ class Source:
     hub: tuple[str, str | None, str, str]
     columns: tuple[str, ...]
     hub_columns: tuple[str, ...] | None = None
-    label: str = "label"
+    classes: int = 2
+
+    @property
+    def label(self) -> str:
+        """The column with the class or the score in the files."""
+        return "score" if self.classes == 1 else "label"
+
+    @property
+    def rule(self) -> str:
+        """What a label must be."""
+        score = f"each score must be a number from 0 to {_HIGHEST:g}"
+        whole = f"each label must be a whole number from 0 to {self.classes - 1}"
+        return score if self.classes == 1 else whole
+
+    def allows(self, label: float) -> bool:
+        """Whether a label is one of the classes, or a score in its range."""
+        return 0 <= label <= (_HIGHEST if self.classes == 1 else self.classes - 1)
 
 
 def _glue(title: str, name: str, *columns: str, **options: Any) -> Source:
@@ -65,11 +84,11 @@ def _glue(title: str, name: str, *columns: str, **options: Any) -> Source:
 COLA = _glue("CoLA", "cola", "sentence")
 RTE = _glue("RTE", "rte", "sentence1", "sentence2")
 SST2 = _glue("SST-2", "sst2", "sentence")
-STSB = _glue("STS-B", "stsb", "sentence1", "sentence2", label="score")
+STSB = _glue("STS-B", "stsb", "sentence1", "sentence2", classes=1)
 QNLI = _glue("QNLI", "qnli", "question", "sentence")
 MRPC = _glue("MRPC", "mrpc", "sentence1", "sentence2")
 QQP = _glue("QQP", "qqp", "question1", "question2")
-MNLI = _glue("MNLI", "mnli", "premise", "hypothesis", test="validation_matched")
+MNLI = _glue("MNLI", "mnli", "premise", "hypothesis", test="validation_matched", classes=3)
 POLARITY = Source(
     "the sentence polarity data set",
     ("sentence_polarity", "train.tsv.gz", "test.tsv.gz"),
@@ -98,7 +117,7 @@ def load_sentences(source: Source, store: Store) -> tuple[Sentences, Sentences]:
         too are left out.
 
     Raises:
-        UserError: It cannot be had there.
+        UserError: It cannot be had there, or is not as documented.
     """
     place = need_store(store, source.title)
     if place == BLANK:
@@ -110,6 +129,9 @@ def load_sentences(source: Source, store: Store) -> tuple[Sentences, Sentences]:
         train, test = (_from_hub(source, name, part, split) for split in splits)
     tested = set(test.texts)
     kept = [row for row in zip(train.texts, train.labels, strict=True) if row[0] not in tested]
+    if not kept:
+        problem = f"each of its {len(train.texts)} rows is in the test part too"
+        raise unfit(f"the training part of {source.title}", problem, "it must have others")
     return Sentences([text for text, _ in kept], [label for _, label in kept]), test
 
 
@@ -120,26 +142,42 @@ def _blank(source: Source) -> Sentences:
 
 def _read(path: Path, source: Source) -> Sentences:
     header, *lines = read_text(path).rstrip("\n").split("\n")
-    names = header.split("\t")
-    rows = [line.split("\t") for line in lines]
+    names, needed = header.split("\t"), [*source.columns, source.label]
+    missing = [name for name in needed if name not in names]
+    if missing or not lines:
+        problem = f"no column {missing[0]!r}" if missing else "no line after the header"
+        raise unfit(repr(str(path)), problem, _rule(source))
+    places = [names.index(name) for name in needed]
+    texts, labels = [], []
+    for number, line in enumerate(lines, 2):
+        columns = line.split("\t")
+        if len(columns) != len(names):
+            problem = f"{len(columns)} columns where the header has {len(names)}"
+            raise unfit(f"line {number} of {str(path)!r}", problem, _rule(source))
+        *row, label = (columns[place] for place in places)
+        texts.append(tuple(row))
+        labels.append(_number(label, source, f"line {number} of {str(path)!r}"))
+    return Sentences(texts, labels)
+
+
+def _rule(source: Source) -> str:
+    needed = f"{', '.join(source.columns)} and {source.label}"
+    return f"it must have a header line with {needed}, and its columns in every line, between tabs"
+
+
+def _number(label: Any, source: Source, place: str) -> Any:
     try:
-        places = [names.index(column) for column in source.columns]
-        label = names.index(source.label)
-        number = int if source.label == "label" else float
-        return Sentences(
-            [tuple(row[place] for place in places) for row in rows],
-            [number(row[label]) for row in rows],
-        )
-    except (ValueError, IndexError) as error:
-        needed = f"{', '.join(source.columns)} and {source.label}"
-        raise UserError(
-            f"{str(path)!r} is not as documented ({error}): it must have a header line with "
-            f"{needed}, and those columns in every line, between tabs."
-        ) from error
+        number = float(label) if source.classes == 1 else int(label)
+    except (ValueError, TypeError):
+        number = math.nan
+    if not source.allows(number):
+        raise unfit(place, f"{source.label} {label!r}", source.rule)
+    return number
 
 
 def _from_hub(source: Source, name: str, part: str | None, split: str) -> Sentences:
     rows = from_hub(name, part, split)
     columns = source.hub_columns or source.columns
     texts = list(zip(*(rows[column] for column in columns), strict=True))
-    return Sentences(texts, list(rows["label"]))
+    place = f"the {split} part of {name!r}"
+    return Sentences(texts, [_number(label, source, place) for label in rows["label"]])

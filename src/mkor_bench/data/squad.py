@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mkor_bench.data.store import BLANK, Store, from_hub, local_files, need_store, read_text
-from mkor_bench.errors import UserError
+from mkor_bench.data.store import BLANK, Store, from_hub, local_files, need_store, read_text, unfit
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,8 @@ def load_squad(store: Store) -> tuple[list[Question], list[Question]]:
 
 
 def _read(path: Path) -> list[Question]:
-    lines = read_text(path).splitlines()
+    # Not splitlines(), which cuts at characters that JSON allows in a text.
+    lines = read_text(path).rstrip("\n").split("\n")
     return [_from_line(path, number, line) for number, line in enumerate(lines, 1)]
 
 
@@ -72,13 +72,14 @@ def _from_line(path: Path, number: int, line: str) -> Question:
             row["id"], row["question"], row["context"], (row["answer"],), int(row["answer_start"])
         )
         answer = read.answers[0]
-        if not answer or read.context[read.start :][: len(answer)] != answer:
+        if not all(isinstance(text, str) for text in (read.name, read.question, answer)):
+            raise TypeError("id, question and answer must be texts")
+        if not answer or not read.context.startswith(answer, read.start) or read.start < 0:
             raise ValueError(f"{answer!r} does not begin at character {read.start} of its context")
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"line {number} of {str(path)!r} is not as documented ({error}): each must be a JSON "
-            "object with id, context, question, answer and answer_start."
-        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"no {error}" if isinstance(error, KeyError) else str(error)
+        rule = "each must be a JSON object with id, context, question, answer and answer_start"
+        raise unfit(f"line {number} of {str(path)!r}", problem, rule) from error
     return read
 
 

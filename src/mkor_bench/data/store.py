@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeAlias
 
 from mkor_bench.errors import UserError
@@ -25,6 +28,9 @@ Store: TypeAlias = Place | None
 CHECKSUMS = "SHA256SUMS"
 """In the data folder, as ``sha256sum`` writes it: the files that it lists are checked."""
 
+_REMEDY = "get it anew, or name other data with --data"
+_CHECKSUM = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
+
 
 def local_files(store: Path, folder: str, *names: str) -> list[Path]:
     """Finds the files of a data set in the data folder, and checks them.
@@ -38,7 +44,8 @@ def local_files(store: Path, folder: str, *names: str) -> list[Path]:
         The path of each.
 
     Raises:
-        UserError: One is missing, or differs from its checksum.
+        UserError: One is missing, or differs from its checksum; or the file of checksums is not
+            one.
     """
     paths = [store / folder / name for name in names]
     missing = [path.name for path in paths if not path.is_file()]
@@ -107,9 +114,62 @@ def from_hub(path: str, name: str | None, split: str, *, streaming: bool = False
 
 
 def read_text(path: Path) -> str:
-    """Reads a gzipped UTF-8 text."""
-    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
-        return file.read()
+    """Reads a gzipped UTF-8 text.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The text.
+
+    Raises:
+        UserError: It is something else, is cut short, or has no text.
+    """
+    rule = "it must be gzipped UTF-8 text"
+    with reading(path, rule), gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        text = file.read()
+    if not text.strip():
+        raise unfit(repr(str(path)), "it is empty", rule)
+    return text
+
+
+@contextmanager
+def reading(path: Path, rule: str) -> Iterator[None]:
+    """Tells in one line whatever goes wrong while a file is read and decoded.
+
+    Args:
+        path: The file.
+        rule: What it must be.
+
+    Raises:
+        UserError: The file is cut short, or overwritten, or of another kind.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # the decoders of gzip, zip, NumPy and Pillow raise a dozen kinds
+        reason = f"cannot be read ({_in_one_line(error)})"
+        raise UserError(f"{str(path)!r} {reason}: {rule}; {_REMEDY}.") from error
+
+
+def unfit(place: str, problem: str, rule: str) -> UserError:
+    """Builds the error for data that are read but are not what the documentation says.
+
+    Args:
+        place: Where they are: a file, a line of it, or a data set of the hub.
+        problem: What is there.
+        rule: What must be there.
+
+    Returns:
+        The error.
+    """
+    return UserError(f"{place} is not as documented ({problem}): {rule}; {_REMEDY}.")
+
+
+def _in_one_line(error: Exception) -> str:
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message[:120]}" if message else type(error).__name__
 
 
 @cache
@@ -129,5 +189,25 @@ def _checksums(store: Path) -> dict[str, str]:
     path = store / CHECKSUMS
     if not path.is_file():
         return {}
-    lines = (line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines())
-    return {words[1].lstrip("*"): words[0] for words in lines if len(words) == 2}
+    rule = "each line must be 64 hexadecimal digits, two spaces and a path, as sha256sum writes it"
+    with reading(path, rule):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    found = {}
+    for number, line in enumerate(lines, 1):
+        # sha256sum passes over both as well.
+        if not line.strip() or line.startswith("#"):
+            continue
+        parts = _CHECKSUM.fullmatch(line)
+        if parts is None:
+            raise _no_checksum(path, f"line {number} is {line[:60]!r}", rule)
+        found[PurePosixPath(parts[2]).as_posix()] = parts[1].lower()
+    if not found:
+        raise _no_checksum(path, "it has no checksum", rule)
+    return found
+
+
+def _no_checksum(path: Path, problem: str, rule: str) -> UserError:
+    return UserError(
+        f"{str(path)!r} cannot check the files ({problem}): {rule}; "
+        "write it anew, or remove it to use the files unchecked."
+    )

@@ -54,14 +54,12 @@ class Problem(NamedTuple):
     Attributes:
         source: The data set.
         asks: What is to be told, in words.
-        classes: How many; 1 where a score is to be told.
         metric: Its name and its function.
         size: For MiniLM.
     """
 
     source: Source
     asks: str
-    classes: int
     metric: tuple[str, Metric]
     size: Size
 
@@ -113,7 +111,7 @@ class FineTuning:
         """Loads the network; the run has seeded torch's generator, which makes the last layer."""
         del seed
         encoder = load_encoder(self.checkpoint, self.path, self.size.layers)
-        return SentenceClassifier(encoder, self.problem.classes)
+        return SentenceClassifier(encoder, self.problem.source.classes)
 
     def batches(self, seed: int) -> Iterator[tuple[Tensor, ...]]:
         """Endless training batches of padded sentences."""
@@ -125,7 +123,7 @@ class FineTuning:
         """Cross entropy of classes, or the squared error of scores, averaged over the batch."""
         *inputs, labels = batch
         outputs = model(*inputs)
-        if self.problem.classes == 1:
+        if self.problem.source.classes == 1:
             return mse_loss(outputs[:, 0], labels.float())
         return cross_entropy(outputs, labels)
 

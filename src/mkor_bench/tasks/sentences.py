@@ -17,29 +17,28 @@ POSITIVE = "is it positive"
 
 PROBLEMS = {
     "cola": Problem(
-        data_sets.COLA, "is a sentence acceptable English", 2, MATTHEWS, Size(16, 48, 150)
+        data_sets.COLA, "is a sentence acceptable English", MATTHEWS, Size(16, 48, 150)
     ),
     "rte": Problem(
-        data_sets.RTE, "does one sentence follow from the other", 2, ACCURACY, Size(8, 64, 150)
+        data_sets.RTE, "does one sentence follow from the other", ACCURACY, Size(8, 64, 150)
     ),
-    "sst2": Problem(data_sets.SST2, POSITIVE, 2, ACCURACY, Size(16, 48, 150)),
+    "sst2": Problem(data_sets.SST2, POSITIVE, ACCURACY, Size(16, 48, 150)),
     "stsb": Problem(
-        data_sets.STSB, "how much two sentences mean the same", 1, CORRELATION, Size(16, 64, 150)
+        data_sets.STSB, "how much two sentences mean the same", CORRELATION, Size(16, 64, 150)
     ),
     "qnli": Problem(
-        data_sets.QNLI, "does a sentence answer a question", 2, ACCURACY, Size(16, 96, 150)
+        data_sets.QNLI, "does a sentence answer a question", ACCURACY, Size(16, 96, 150)
     ),
-    "mrpc": Problem(data_sets.MRPC, SAME, 2, F1, Size(16, 96, 150)),
-    "qqp": Problem(data_sets.QQP, SAME, 2, F1, Size(16, 64, 300, test_rows=2_000)),
+    "mrpc": Problem(data_sets.MRPC, SAME, F1, Size(16, 96, 150)),
+    "qqp": Problem(data_sets.QQP, SAME, F1, Size(16, 64, 300, test_rows=2_000)),
     "mnli": Problem(
         data_sets.MNLI,
         "does one sentence follow from the other, contradict it, or neither",
-        3,
         ACCURACY,
         Size(16, 64, 300, test_rows=2_000),
     ),
-    "polarity": Problem(data_sets.POLARITY, POSITIVE, 2, ACCURACY, Size(16, 64, 100)),
-    "reviews": Problem(data_sets.REVIEWS, POSITIVE, 2, ACCURACY, Size(8, 256, 150, test_rows=400)),
+    "polarity": Problem(data_sets.POLARITY, POSITIVE, ACCURACY, Size(16, 64, 100)),
+    "reviews": Problem(data_sets.REVIEWS, POSITIVE, ACCURACY, Size(8, 256, 150, test_rows=400)),
 }
 """By the last part of a task's name."""
 

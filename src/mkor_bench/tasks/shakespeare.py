@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from mkor_bench.data.store import Store
 from mkor_bench.data.text import Text, load_shakespeare
 from mkor_bench.models.transformer import LanguageModel
+from mkor_bench.tasks.batches import need_rows, passages
 from mkor_bench.tasks.task import Task
 
 BATCH_SIZE = 16
@@ -66,10 +67,7 @@ class Shakespeare:
         generator = torch.Generator().manual_seed(seed)
         length = self.size.context + 1
         while True:
-            begins = torch.randint(
-                len(self.train) - length + 1, (BATCH_SIZE, 1), generator=generator
-            )
-            yield (self.train[begins + torch.arange(length)],)
+            yield (passages(self.train, length, BATCH_SIZE, generator),)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Cross entropy of the next character in nats, averaged over positions."""
@@ -112,6 +110,8 @@ def task(data: Store, quick: bool = False) -> Task:
     """
     size = QUICK if quick else FULL
     train, test, vocabulary = encode(load_shakespeare(data))
+    for part, use in ((train, "train"), (test, "test")):
+        need_rows(len(part), size.context + 1, f"characters to {use} on", "a passage")
     parts = Shakespeare(train, test[: size.test_characters], vocabulary, size)
     return Task(
         name="shakespeare",

@@ -119,6 +119,8 @@ def load_once(source: TaskSource) -> Task:
         entry = TASKS[source.text]
         module = importlib.import_module(f"mkor_bench.tasks.{entry.module}")
         task: Task = module.task(source.store, quick=source.quick, **entry.options)
+        # Data that are too few for a batch are told here, before anything is written.
+        next(task.batches(0))
         return task
     data = source.store if isinstance(source.store, Path) else None
     name = source.text.rpartition(":")[2]

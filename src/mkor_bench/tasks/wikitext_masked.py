@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from mkor_bench.data.store import Store
 from mkor_bench.data.text import Text, load_wikitext2
 from mkor_bench.models.transformer import LanguageModel
+from mkor_bench.tasks.batches import need_rows, passages
 from mkor_bench.tasks.task import Task
 
 BATCH_SIZE = 16
@@ -77,12 +78,8 @@ class WikitextMasked:
         """Endless batches of masked passages from anywhere in the training part."""
         generator = torch.Generator().manual_seed(seed)
         length = self.size.context
-        places = torch.arange(length)
         while True:
-            begins = torch.randint(
-                len(self.train) - length + 1, (BATCH_SIZE, 1), generator=generator
-            )
-            words = self.train[begins + places]
+            words = passages(self.train, length, BATCH_SIZE, generator)
             yield (*masked(words, self.size.words, generator), words)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -155,6 +152,8 @@ def task(data: Store, quick: bool = False) -> Task:
     """
     size = QUICK if quick else FULL
     train, test = encode(load_wikitext2(data), size.words)
+    for part, use in ((train, "train"), (test, "test")):
+        need_rows(len(part), size.context, f"words to {use} on", "a passage")
     parts = WikitextMasked(train, test[: size.test_words], size)
     return Task(
         name="wikitext-masked",
