@@ -34,9 +34,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             os.fsync(written.fileno())  # a name must not outlive a power cut without its content
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and ARCHIVE not in str(error):
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+        elif ARCHIVE in str(error):
+            reason = "the disk may be full"
+        else:
             raise
-        reason = getattr(error, "strerror", None) or "the disk may be full"
         raise UserError(
             f"{str(path)!r} cannot be written ({reason}): make room or allow writing there, and "
             "repeat the command, or choose another folder with --output; what was there before "

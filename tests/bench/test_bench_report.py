@@ -7,6 +7,7 @@ import math
 import pytest
 from rich.console import Console
 
+from mkor_bench.errors import UserError
 from mkor_bench.files import write_atomically
 from mkor_bench.report.curves import write_curves
 from mkor_bench.report.results import to_json
@@ -125,7 +126,9 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
         temporary.write_text("ha")
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(
+        UserError, match=r"results.json' cannot be written \(disk full\): make room"
+    ):
         write_atomically(path, fail)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
