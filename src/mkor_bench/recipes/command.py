@@ -17,8 +17,9 @@ from mkor_bench.files import prepare_folder, write_atomically
 from mkor_bench.interrupt import raises_interrupt
 from mkor_bench.options import check_count
 from mkor_bench.recipes.check import Checked, check_recipe, load_task
+from mkor_bench.recipes.checkpoint import CHECKPOINT_NAME
 from mkor_bench.recipes.recipe import Entrant, Recipe, read_recipe
-from mkor_bench.recipes.run import CHECKPOINT_NAME, Training, joined, launched, train
+from mkor_bench.recipes.run import Training, joined, launched, train
 from mkor_bench.report.machine import describe_machine, versions
 from mkor_bench.report.results import to_json
 from mkor_bench.report.table import number

@@ -20,11 +20,10 @@ from mkor_bench.errors import UserError
 from mkor_bench.files import write_atomically
 from mkor_bench.recipes.build import Rates, build_optimizer
 from mkor_bench.recipes.check import batches_a_step
+from mkor_bench.recipes.checkpoint import CHECKPOINT_NAME, read_checkpoint, unfit
 from mkor_bench.recipes.recipe import Entrant, Recipe
 from mkor_bench.seeding import seed_generators
 from mkor_bench.tasks.task import Task
-
-CHECKPOINT_NAME = "recipe.pt"
 
 
 @dataclass(frozen=True)
@@ -183,20 +182,28 @@ class Training:
         Raises:
             UserError: There is none, it is damaged, or it is of another training.
         """
-        state = _read_checkpoint(folder / CHECKPOINT_NAME)
+        path = folder / CHECKPOINT_NAME
+        state = read_checkpoint(path)
         asked = (self.recipe.path.name, self.entrant.name, self.worker.count)
         found = tuple(state.get(key) for key in ("recipe", "optimizer_name", "workers"))
         if found != asked:
             raise UserError(
-                f"{str(folder / CHECKPOINT_NAME)!r} is of recipe, optimizer and workers {found}, "
+                f"{str(path)!r} is of recipe, optimizer and workers {found}, "
                 f"not {asked}: choose another --output, or leave out --resume."
             )
+        try:
+            self._load(state)
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise unfit(path, "does not fit the recipe", error) from error
+        for _ in range(len(self.progress.losses) * self.accumulated):
+            self._next_batch()  # the position in the data is the number of batches taken
+
+    def _load(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.rates.load_state_dict(state["rates"])
-        self.progress.losses, self.progress.seconds = state["losses"], state["seconds"]
-        for _ in range(len(self.progress.losses) * self.accumulated):
-            self._next_batch()  # the position in the data is the number of batches taken
+        self.progress.losses = [float(loss) for loss in state["losses"]]
+        self.progress.seconds = float(state["seconds"])
 
     def _seed(self) -> None:
         """Makes a step's dropout depend on the step alone, so that a resumed run has the same."""
@@ -257,15 +264,3 @@ def _first_tensor(tree: Any) -> Tensor:
     found: list[Tensor] = []
     tree_map(lambda leaf: found.append(leaf) if isinstance(leaf, Tensor) else None, tree)
     return found[0]
-
-
-def _read_checkpoint(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise UserError(f"{str(path)!r} does not exist: leave out --resume, or name its folder.")
-    try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds
-        raise UserError(
-            f"checkpoint {str(path)!r} cannot be read ({type(error).__name__}): remove it."
-        ) from error
-    return state
