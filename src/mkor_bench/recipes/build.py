@@ -6,15 +6,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import mkor
-from mkor_bench.errors import UserError
+from mkor_bench.recipes.options import BASES, METHODS, refusals
 from mkor_bench.recipes.recipe import Entrant
 from mkor_bench.recipes.schedules import factor_of
-
-BASES: dict[str, Any] = {"sgd": SGD, "adamw": AdamW, "lamb": mkor.LAMB}
 
 
 def build_optimizer(model: nn.Module, entrant: Entrant) -> Optimizer:
@@ -28,23 +26,35 @@ def build_optimizer(model: nn.Module, entrant: Entrant) -> Optimizer:
         The optimizer.
 
     Raises:
-        UserError: It has no such option, or refuses the value of one.
+        UserError: It refuses the value of an option, or the model.
     """
-    try:
-        return _built(model, entrant)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"optimizer {entrant.name!r} cannot be built: {error}") from error
+    options = method_options(entrant)
+    if entrant.method == "auto":
+        with refusals(f"{entrant.where}.options"):
+            return mkor.auto(model, lr=entrant.lr, **options)
+    with refusals(f"{entrant.where}.base_options"):
+        groups = _groups(model, entrant)
+        base: Optimizer = BASES[str(entrant.base)](groups, lr=entrant.lr, **entrant.base_options)
+    if entrant.method is None:
+        return base
+    with refusals(f"{entrant.where}.options"):
+        made: Optimizer = METHODS[entrant.method](model, base, **options)
+    return made
 
 
 def method_options(entrant: Entrant) -> dict[str, Any]:
-    """The options of a method as it takes them: data types and the switch as objects."""
-    options = {
-        key: getattr(torch, str(value), value) if key.endswith("_dtype") else value
-        for key, value in entrant.options.items()
-    }
-    if entrant.hybrid is not None:
-        options["hybrid"] = mkor.HybridSwitch(**entrant.hybrid)
-    return options
+    """The options of a method, the switch among them.
+
+    Args:
+        entrant: Whose.
+
+    Raises:
+        UserError: The switch refuses the value of an option.
+    """
+    if entrant.hybrid is None:
+        return dict(entrant.options)
+    with refusals(f"{entrant.where}.hybrid"):
+        return {**entrant.options, "hybrid": mkor.HybridSwitch(**entrant.hybrid)}
 
 
 class Rates:
@@ -53,18 +63,22 @@ class Rates:
     Args:
         optimizer: Whose.
         entrant: How.
+
+    Raises:
+        UserError: The schedule refuses the value of an option.
     """
 
     def __init__(self, optimizer: Optimizer, entrant: Entrant) -> None:
         self._factors = LambdaLR(optimizer, factor_of(entrant.schedule, entrant.steps))
         self._knees = None
         if entrant.schedule.kind == "knee":
-            self._knees = mkor.KneePointLR(
-                optimizer,
-                warmup=entrant.schedule.warmup,
-                beside=self._factors,
-                **entrant.schedule.options,
-            )
+            with refusals(f"{entrant.where}.schedule"):
+                self._knees = mkor.KneePointLR(
+                    optimizer,
+                    warmup=entrant.schedule.warmup,
+                    beside=self._factors,
+                    **entrant.schedule.options,
+                )
 
     def step(self, loss: torch.Tensor) -> None:
         """Tells a step's loss, the same on all workers."""
@@ -82,18 +96,6 @@ class Rates:
         self._factors.load_state_dict(state["factors"])
         if self._knees is not None:
             self._knees.load_state_dict(state["knees"])
-
-
-def _built(model: nn.Module, entrant: Entrant) -> Optimizer:
-    options = method_options(entrant)
-    if entrant.method == "auto":
-        return mkor.auto(model, lr=entrant.lr, **options)
-    base_class = BASES[str(entrant.base)]
-    base: Optimizer = base_class(_groups(model, entrant), lr=entrant.lr, **entrant.base_options)
-    if entrant.method is None:
-        return base
-    made: Optimizer = getattr(mkor, entrant.method)(model, base, **options)
-    return made
 
 
 def _groups(model: nn.Module, entrant: Entrant) -> list[dict[str, Any]]:

@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 import mkor
 from mkor_bench.data.store import BLANK
 from mkor_bench.errors import UserError
-from mkor_bench.recipes.build import build_optimizer, method_options
+from mkor_bench.recipes.build import Rates, build_optimizer, method_options
+from mkor_bench.recipes.options import METHODS, refusals
 from mkor_bench.recipes.recipe import Entrant, Recipe
 from mkor_bench.tasks import TASKS
 from mkor_bench.tasks.source import TaskSource
@@ -75,7 +76,7 @@ def check_recipe(recipe: Recipe) -> Checked:
 
     Raises:
         UserError: The task is unknown or cannot be made without data, the batch is not a whole
-            number of workers' batches, or an optimizer refuses its options or the model.
+            number of workers' batches, or an optimizer or a schedule refuses its options.
     """
     task = load_task(recipe, BLANK)
     model = meta_model(task, recipe.seed)
@@ -187,11 +188,14 @@ def _counted_rows(model: nn.Module) -> Iterator[list[int]]:
 
 def _memory(model: nn.Module, entrant: Entrant, rows: int, recipe: Recipe) -> Memory:
     optimizer = build_optimizer(model, entrant)
+    Rates(optimizer, entrant)
+    with refusals(f"{entrant.where}.base_options"):
+        base = _stepped(optimizer if entrant.method is None else optimizer.base)
     if entrant.method is None:
-        return Memory(_stepped(optimizer), 0, 0.0)
-    base = _stepped(optimizer.base)
+        return Memory(base, 0, 0.0)
     method, options = _estimated(entrant)
-    found = mkor.estimate(model, method, rows=rows, workers=recipe.workers, **options)
+    with refusals(f"{entrant.where}.options"):
+        found = mkor.estimate(model, method, rows=rows, workers=recipe.workers, **options)
     kept = [layer for layer in found.layers if layer.reason is None]
     momentum = sum(4 * prod(layer.shape) for layer in kept) if options.get("momentum") else 0
     return Memory(base, found.bytes + momentum, found.mean_wire)
@@ -202,7 +206,7 @@ def _estimated(entrant: Entrant) -> tuple[Any, dict[str, Any]]:
     options = method_options(entrant)
     options.pop("hybrid", None)
     if entrant.method != "auto":
-        return getattr(mkor, str(entrant.method)), options
+        return METHODS[str(entrant.method)], options
     known = inspect.signature(mkor.MKOR).parameters
     defaults = {key: p.default for key, p in inspect.signature(mkor.auto).parameters.items()}
     chosen = {key: value for key, value in {**defaults, **options}.items() if key in known}

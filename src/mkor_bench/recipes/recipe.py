@@ -5,14 +5,18 @@ Every mistake in a file names the file, the key, the rule and the remedy.
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mkor import HybridSwitch
 from mkor_bench.errors import UserError, unknown_name
 from mkor_bench.recipes.fields import Fields
+from mkor_bench.recipes.options import BASES, METHODS, read_options
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,18 +24,24 @@ else:
     import tomli as tomllib
 
 DTYPES = ("float32", "bfloat16")
-BASES = ("sgd", "adamw", "lamb")
-METHODS = ("MKOR", "KFAC", "Eva", "SNGD", "HyLo", "auto")
 DECAYS = ("all", "matrices")
-_OF_A_BASE = ("base", "base_options", "decays")
-SCHEDULES: Mapping[str, frozenset[str]] = {
-    "constant": frozenset(),
-    "cosine": frozenset(),
-    "polynomial": frozenset({"power"}),
-    "milestones": frozenset({"milestones", "factor"}),
-    "knee": frozenset({"window", "dwell", "beta", "factor"}),
+SCHEDULES: Mapping[str, tuple[str, ...]] = {
+    "constant": (),
+    "cosine": (),
+    "polynomial": ("power",),
+    "milestones": ("milestones", "factor"),
+    "knee": ("window", "dwell", "beta", "factor"),
 }
 """Kinds of schedules, and what each needs besides ``warmup``."""
+_KEYS = (
+    *("title", "paper", "source", "task", "workers", "per_node", "batch", "dtype", "seed"),
+    *("common", "optimizers"),
+)
+_OF_A_BASE = ("base", "base_options", "decays")
+_ENTRANT_KEYS = ("method", "options", "hybrid", *_OF_A_BASE, "lr", "steps", "schedule")
+_REAL = ("power", "factor", "beta")
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+"""Names of optimizers; an output folder is named by them."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,7 @@ class Entrant:
     """One optimizer of a recipe.
 
     Attributes:
+        where: The file and the table, for messages.
         name: In the recipe.
         method: A public name of mkor, or None for the base alone.
         options: Of the method.
@@ -66,6 +77,7 @@ class Entrant:
         schedule: How the learning rate goes.
     """
 
+    where: str
     name: str
     method: str | None
     options: Mapping[str, Any]
@@ -137,10 +149,11 @@ def read_recipe(path: Path) -> Recipe:
     Raises:
         UserError: The file cannot be read, or something in it is missing, unknown or out of range.
     """
-    fields = Fields(f"recipe {str(path)!r}", _load(path))
+    fields = Fields(f"recipe {str(path)!r}", _load(path), _KEYS)
     entrants, common = fields.table("optimizers"), fields.table("common")
     if not entrants:
         raise UserError(f"{fields.where} has no optimizer: add a table [optimizers.NAME].")
+    Fields(f"{fields.where}, common", common, _ENTRANT_KEYS)
     workers = fields.whole("workers", 1)
     recipe = Recipe(
         path=path,
@@ -152,13 +165,12 @@ def read_recipe(path: Path) -> Recipe:
         per_node=fields.whole("per_node", 1, default=min(workers, 4)),
         batch=fields.whole("batch", 1),
         dtype=fields.choice("dtype", DTYPES),
-        seed=fields.whole("seed", 0, default=0),
+        seed=fields.whole("seed", 0, default=0, most=2**32 - 1),
         entrants={
-            name: _entrant(f"{fields.where}, optimizers.{name}", name, table, common)
+            name: _entrant(f"{fields.where}, optimizers", name, table, common)
             for name, table in entrants.items()
         },
     )
-    fields.end()
     if workers % recipe.per_node:
         raise fields.wrong("per_node", recipe.per_node, f"a divisor of workers, {workers}")
     return recipe
@@ -177,47 +189,85 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _entrant(where: str, name: str, table: Any, common: Mapping[str, Any]) -> Entrant:
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"{where}: the name of an optimizer must be of letters, digits, dots, dashes and "
+            f"underscores and not begin with a dot, got {name!r}."
+        )
+    where = f"{where}.{name}"
     if not isinstance(table, dict):
         raise UserError(f"{where} must be a table, got {table!r}.")
-    own = table.get("method") == "auto"
-    shared = {key: common[key] for key in common if not (own and key in _OF_A_BASE)}
-    fields = Fields(where, {**shared, **table})
-    method = fields.choice("method", METHODS, default=None)
-    hybrid = fields.table("hybrid")
+    alone = {**common, **table}.get("method") == "auto"
+    shared = {key: common[key] for key in common if not (alone and key in _OF_A_BASE)}
+    fields = Fields(where, {**shared, **table}, _ENTRANT_KEYS)
+    method = fields.choice("method", tuple(METHODS), default=None)
+    options, switch = _of_a_method(fields, method)
+    base = None if alone else fields.choice("base", tuple(BASES))
+    base_options = fields.table("base_options")
+    if base is not None:
+        base_options = read_options(f"{where}.base_options", base_options, BASES[base])
     steps = fields.whole("steps", 1)
-    entrant = Entrant(
+    lr = fields.positive("lr")
+    return Entrant(
+        where=where,
         name=name,
         method=method,
-        options=fields.table("options"),
-        hybrid=hybrid or None,
-        base=None if own else fields.choice("base", BASES),
-        base_options={} if own else fields.table("base_options"),
-        decays="all" if own else fields.choice("decays", DECAYS, default="all"),
-        lr=fields.positive("lr"),
+        options=options,
+        hybrid=switch,
+        base=base,
+        base_options=base_options,
+        decays=fields.choice("decays", DECAYS, default="all"),
+        lr=lr,
         steps=steps,
-        schedule=_schedule(where, fields.table("schedule"), steps),
+        schedule=_schedule(f"{where}.schedule", fields.table("schedule"), steps, lr),
     )
-    fields.end()
-    if method is None and (entrant.options or entrant.hybrid):
-        raise UserError(f"{where} has options and no method: name one, or leave them out.")
-    return entrant
 
 
-def _schedule(where: str, table: Mapping[str, Any], steps: int) -> Schedule:
-    fields = Fields(f"{where}.schedule", table)
+def _of_a_method(
+    fields: Fields, method: str | None
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Returns the options and the switch."""
+    options, switch = fields.table("options"), fields.table("hybrid")
+    if method is None:
+        if options or switch:
+            raise UserError(
+                f"{fields.where} has options and no method: name one, or leave them out."
+            )
+        return {}, None
+    if method == "auto":
+        if switch:
+            raise UserError(
+                f"{fields.where}: method 'auto' has no hybrid, since a base that took over would "
+                "step along the bare gradient: leave it out."
+            )
+        fields.only([key for key in _ENTRANT_KEYS if key not in _OF_A_BASE], "method 'auto'")
+    options = read_options(f"{fields.where}.options", options, METHODS[method])
+    if not switch:
+        return options, None
+    return options, read_options(f"{fields.where}.hybrid", switch, HybridSwitch)
+
+
+def _schedule(where: str, table: Mapping[str, Any], steps: int, lr: float) -> Schedule:
+    every = dict.fromkeys(key for keys in SCHEDULES.values() for key in keys)
+    fields = Fields(where, table, ("kind", "warmup", *every))
     kind = fields.choice("kind", tuple(SCHEDULES))
+    fields.only(("kind", "warmup", *SCHEDULES[kind]), f"kind {kind!r}")
     warmup = fields.whole("warmup", 0, default=0)
-    options: dict[str, Any] = {}
-    for key in sorted(SCHEDULES[kind]):
-        if key == "milestones":
-            options[key] = fields.take(key, list, "a list of steps in ascending order")
-            whole = all(type(step) is int and 0 < step < steps for step in options[key])
-            if not whole or options[key] != sorted(set(options[key])):
-                raise fields.wrong(key, options[key], f"steps below {steps} in ascending order")
-        else:
-            read = fields.positive if key in {"power", "factor", "beta"} else fields.whole
-            options[key] = read(key) if read == fields.positive else fields.whole(key, 1)
-    fields.end()
     if warmup >= steps:
         raise fields.wrong("warmup", warmup, f"below the steps, {steps}")
+    options = {key: _of_a_kind(fields, key, steps) for key in SCHEDULES[kind]}
+    if kind == "milestones":
+        times, factor = len(options["milestones"]), options["factor"]
+        if math.log(lr) + times * math.log(factor) > math.log(sys.float_info.max):
+            raise fields.wrong("factor", factor, f"less, for a finite rate after {times} of them")
     return Schedule(kind, warmup, options)
+
+
+def _of_a_kind(fields: Fields, key: str, steps: int) -> Any:
+    if key == "milestones":
+        found = fields.take(key, list, "a list of steps in ascending order")
+        whole = all(type(step) is int and 0 < step < steps for step in found)
+        if not whole or found != sorted(set(found)):
+            raise fields.wrong(key, found, f"steps below {steps} in ascending order")
+        return found
+    return fields.positive(key) if key in _REAL else fields.whole(key, 1)
