@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -15,9 +16,10 @@ def page_id(path: Path) -> str:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """Bodies of the fenced code blocks of one language."""
+    """Bodies of the fenced code blocks of one language, those within lists as well."""
     text = page.read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}[^\n]*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    fenced = rf"^( *)```{language}[^\n]*\n(.*?)^\1```$"
+    return [dedent(body) for _, body in re.findall(fenced, text, re.DOTALL | re.MULTILINE)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

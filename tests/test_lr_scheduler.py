@@ -240,6 +240,82 @@ def test_base_rates_of_a_scheduler_beside_are_lowered(make):
     assert seen[14:] == pytest.approx([0.25] * 2)
 
 
+def within(kind):
+    """An optimizer, a scheduler that holds a warm-up and the knee-point one, and the latter."""
+    optimizer = plain(lr=1.0)
+    warm_up = lr_scheduler.LinearLR(optimizer, 0.25, total_iters=4)
+    if kind == "sequential":
+        knee = mkor.KneePointLR(optimizer, dwell=5)
+        return optimizer, lr_scheduler.SequentialLR(optimizer, [warm_up, knee], [4]), knee
+    knee = mkor.KneePointLR(optimizer, dwell=5, warmup=4)
+    return optimizer, lr_scheduler.ChainedScheduler([warm_up, knee], optimizer), knee
+
+
+def observed(optimizer, scheduler, knee, calls):
+    """The rates after calls at a flat metric."""
+    seen = []
+    for _ in range(calls):
+        optimizer.step()
+        knee.observe(torch.tensor(1.0, requires_grad=True))
+        scheduler.step()
+        seen += rates(optimizer)
+        assert scheduler.get_last_lr() == rates(optimizer)
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["sequential", "chained"])
+def test_inside_others_it_does_what_it_does_beside_them(kind):
+    expected = together(lambda o: lr_scheduler.LinearLR(o, 0.25, total_iters=4), beside=False)
+    assert observed(*within(kind), 16) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["sequential", "chained"])
+@pytest.mark.parametrize("cut", [0, 2, 4, 6, 12])
+def test_inside_others_it_resumes_exactly(kind, cut, tmp_path):
+    expected = observed(*within(kind), 16)
+    optimizer, scheduler, knee = within(kind)
+    observed(optimizer, scheduler, knee, cut)
+    torch.save((optimizer.state_dict(), scheduler.state_dict()), tmp_path / "state")
+    resumed = within(kind)
+    for one, state in zip(resumed, torch.load(tmp_path / "state", weights_only=True), strict=False):
+        one.load_state_dict(state)
+    assert observed(*resumed, 16 - cut) == expected[cut:]
+
+
+def test_two_of_them_may_follow_each_other():
+    optimizer = plain(lr=torch.tensor(1.0))
+    first, second = (mkor.KneePointLR(optimizer, dwell=2, factor=f) for f in (0.5, 0.1))
+    scheduler = lr_scheduler.SequentialLR(optimizer, [first, second], [4])
+    seen = []
+    for _ in range(8):
+        optimizer.step()
+        for knee in (first, second):
+            knee.observe(1.0)
+        scheduler.step()
+        seen += rates(optimizer)
+    assert seen == pytest.approx([1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 0.1, 0.1])
+
+
+def test_older_torch_begins_it_by_a_step_at_epoch_zero():
+    optimizer, _, knee = within("sequential")
+    assert rates(optimizer) == [0.25] and knee.last_epoch < 0
+    knee.step(0)
+    assert rates(optimizer) == [1.0] and knee.last_epoch == 0
+    assert knee.meter.calls == 0
+
+
+def test_a_metric_that_was_observed_counts_once():
+    scheduler = mkor.KneePointLR(plain())
+    scheduler.observe(1.0)
+    scheduler.step()
+    with pytest.raises(TypeError, match=r"such as SequentialLR, call observe\(loss\) before"):
+        scheduler.step()
+    with pytest.raises(ValueError, match=r"the metric has shape \(2,\): pass a single number"):
+        scheduler.observe(torch.ones(2))
+    with pytest.raises(TypeError, match="the metric must be a number or a tensor of one, got list"):
+        scheduler.observe([0.1])
+
+
 def test_groups_that_come_later_have_no_base_rate_beside():
     optimizer = plain(lr=1.0)
     other = lr_scheduler.LambdaLR(optimizer, warm)

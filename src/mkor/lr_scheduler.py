@@ -25,7 +25,7 @@ from mkor.meter import Meter, device_of
 Rate = float | Tensor
 """A learning rate, as torch's groups hold them."""
 
-NOT_SAVED = ("optimizer", "beside", "meter")
+NOT_SAVED = ("optimizer", "beside", "meter", "observed")
 """Attributes that are no part of the state."""
 
 
@@ -44,6 +44,10 @@ class KneePointLR(LRScheduler):
         >>> scheduler.step(validation_loss)  # once an epoch
         >>> per_batch = mkor.KneePointLR(optimizer, window=100, dwell=1000)
         >>> per_batch.step(loss)  # after each optimizer.step(); waits for the device in every 100th
+        >>> warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
+        >>> both = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, scheduler], [5])
+        >>> scheduler.observe(validation_loss)  # since `both` passes no metric
+        >>> both.step()
     """
 
     def __init__(
@@ -98,7 +102,10 @@ class KneePointLR(LRScheduler):
         self.meter = Meter("the metric")
         self.knees = 0
         self.last_epoch = 0
-        self.base_lrs = copies(optimizer)
+        self.observed: SupportsFloat | None = None
+        for group, rate in zip(optimizer.param_groups, copies(optimizer), strict=True):
+            group.setdefault("initial_lr", rate)
+        self.base_lrs = copies(optimizer, "initial_lr")
         self._last_lr = copies(optimizer)
         self._begin(None)
 
@@ -108,6 +115,21 @@ class KneePointLR(LRScheduler):
         self.windows = 0
         self.smoothed = 0.0
 
+    def observe(self, metrics: SupportsFloat) -> None:
+        """Show the metric to the next `step()`, where that is called without one.
+
+        `SequentialLR`, `ChainedScheduler` and frameworks call it so. Only the last metric counts.
+
+        Args:
+            metrics: The metric, a number or a tensor of one element.
+
+        Raises:
+            TypeError: The metric is not a number.
+            ValueError: The metric is a tensor of several elements.
+        """
+        Meter(self.meter.name).add(metrics)
+        self.observed = metrics.detach() if isinstance(metrics, Tensor) else metrics
+
     def step(self, metrics: SupportsFloat | None = None) -> None:
         """Look at a metric and lower the learning rates if it has passed a knee.
 
@@ -115,17 +137,23 @@ class KneePointLR(LRScheduler):
         counts, so that each of them must call this alike; they exchange it once a window.
 
         Args:
-            metrics: The metric, a number or a tensor of one element.
+            metrics: The metric, a number or a tensor of one element; None takes what `observe`
+                was shown since the last call.
 
         Raises:
             TypeError: There is no metric.
             ValueError: The metric is a tensor of several elements.
         """
+        if self.last_epoch < 0:  # torch up to 2.8 begins it by step(0)
+            self._initial_step()
+            return
+        metrics = self.observed if metrics is None else metrics
         if metrics is None:
             raise TypeError(
-                "KneePointLR.step needs the metric: call step(loss) by itself after the other "
-                "schedulers' steps; SequentialLR and ChainedScheduler pass none"
+                "KneePointLR.step needs the metric: call step(loss); where another scheduler or a "
+                "framework calls step(), such as SequentialLR, call observe(loss) before"
             )
+        self.observed = None
         self.last_epoch += 1
         if self.last_epoch > self.warmup:
             self.meter.add(metrics)
@@ -137,6 +165,18 @@ class KneePointLR(LRScheduler):
                     self._lower()
                     self._begin(mean)
         self._last_lr = copies(self.optimizer)
+
+    def _initial_step(self) -> None:
+        """Begin at the base rates, which `SequentialLR` asks of its first scheduler."""
+        for group, rate in zip(self.optimizer.param_groups, self.base_lrs, strict=False):
+            set_rate(group, rate)
+        self._last_lr = copies(self.optimizer)
+        self.last_epoch = 0
+        self.observed = None
+
+    def _update_lr(self, epoch: int | None = None) -> None:
+        """Begin at the base rates, as `SequentialLR` asks of the others at their milestones."""
+        self._initial_step()
 
     def _knee(self, metric: float) -> bool:
         """Whether the metric's next mean is a knee."""
@@ -160,10 +200,7 @@ class KneePointLR(LRScheduler):
         # All first: groups may share one tensor.
         rates = [lowered(g["lr"], self.factor, low) for g, low in zip(groups, least, strict=True)]
         for group, rate in zip(groups, rates, strict=True):
-            if isinstance(rate, Tensor):
-                group["lr"].copy_(rate)
-            else:
-                group["lr"] = rate
+            set_rate(group, rate)
         for scheduler in with_base_rates(self.beside):
             bases = zip(scheduler.base_lrs, least, strict=False)  # groups came later without one
             scheduler.base_lrs = [lowered(base, self.factor, low) for base, low in bases]
@@ -246,7 +283,16 @@ def lowered(rate: Rate, factor: float, floor: float) -> Rate:
     return min(rate, max(rate * factor, floor))
 
 
-def copies(optimizer: Optimizer) -> list[Rate]:
+@torch.no_grad()
+def set_rate(group: dict[str, Any], rate: Rate) -> None:
+    """Set a group's rate; in place where it is a tensor."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
+def copies(optimizer: Optimizer, key: str = "lr") -> list[Rate]:
     """The rates of the groups; tensors are copied."""
-    rates = [group["lr"] for group in optimizer.param_groups]
+    rates = [group[key] for group in optimizer.param_groups]
     return [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
