@@ -5,6 +5,7 @@ import hashlib
 import json
 
 import numpy as np
+import torch
 from PIL import Image
 
 TRAIN, TEST = 160, 40
@@ -15,6 +16,8 @@ def write_small_data(folder):
     """Writes every data set that a built-in task reads, and their checksums."""
     _mnist(folder / "mnist_t10k")
     _cifar(folder / "cifar100")
+    _cifar10(folder / "cifar10")
+    _photographs(folder / "imagenet")
     _texts(folder)
     _sentences(folder)
     _squad(folder / "squad")
@@ -53,6 +56,29 @@ def _cifar(folder):
             Image.fromarray(grid).save(folder / name)
         labels |= {f"{part}_fine": fine, f"{part}_coarse": fine // 5}
     np.savez(folder / "labels.npz", **labels)
+
+
+def _cifar10(folder):
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    colours = random.integers(0, 256, (10, 3))
+    for name, rows in (("train", TRAIN), ("test", TEST)):
+        labels = np.arange(rows) % 10
+        noise = random.integers(-20, 20, (rows, 32, 32, 3))
+        images = np.clip(colours[labels][:, None, None] + noise, 0, 255).astype(np.uint8)
+        np.savez(folder / f"{name}.npz", images=images, labels=labels)
+
+
+def _photographs(folder):
+    """Three classes of one colour each, in sizes of their own."""
+    random = np.random.default_rng(0)
+    for name, colour in (("blue", (40, 60, 200)), ("green", (40, 200, 60)), ("red", (200, 40, 60))):
+        for part, rows in (("train", 8), ("val", 4)):
+            (folder / part / name).mkdir(parents=True)
+            for row in range(rows):
+                size = (*random.integers(40, 60, 2), 3)
+                pixels = np.clip(random.integers(-30, 30, size) + colour, 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / part / name / f"{row}.png")
 
 
 def _texts(folder):
@@ -112,7 +138,7 @@ def _squad(folder):
 
 
 def write_small_model(folder):
-    """Writes a BERT of two narrow layers with random weights, and its tokenizer."""
+    """Writes a BERT of two narrow layers, always with the same weights, and its tokenizer."""
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     folder.mkdir(parents=True)
@@ -129,4 +155,6 @@ def write_small_model(folder):
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    BertModel(config).save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertModel(config).save_pretrained(folder)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from mkor_bench.data.cifar10 import load_cifar10
 from mkor_bench.data.cifar100 import load_cifar100
 from mkor_bench.data.mnist import load_mnist
 from mkor_bench.data.sentences import COLA, MNLI, POLARITY, STSB, load_sentences
@@ -147,6 +148,7 @@ def altered(content):
 
 READERS = {
     "mnist_t10k/train.npz": load_mnist,
+    "cifar10/train.npz": load_cifar10,
     "cifar100/labels.npz": load_cifar100,
     "cifar100/test_0.png": load_cifar100,
     "glue/stsb_train.tsv.gz": lambda folder: load_sentences(STSB, folder),

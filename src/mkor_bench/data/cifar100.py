@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from mkor_bench.data.images import Images, Layout, Split, read_arrays
-from mkor_bench.data.store import Store, from_hub, local_files, need_store, reading, unfit
+from mkor_bench.data.images import Images, Layout, Split, read_arrays, standardised
+from mkor_bench.data.store import BLANK, Store, from_hub, local_files, need_store, reading, unfit
 
 MEAN = (0.5071, 0.4865, 0.4409)
 STD = (0.2673, 0.2564, 0.2762)
@@ -42,6 +41,8 @@ def load_cifar100(store: Store, labels: Literal["fine", "coarse"] = "fine") -> I
         UserError: It cannot be had there, or is not as documented.
     """
     place = need_store(store, "CIFAR-100")
+    if place == BLANK:
+        return _LAYOUTS[labels].blank()
     if not isinstance(place, Path):
         return Images(_from_hub("train", labels), _from_hub("test", labels))
     *train, test, classes = local_files(place, "cifar100", *_TRAIN, "test_0.png", "labels.npz")
@@ -56,15 +57,8 @@ def load_cifar100(store: Store, labels: Literal["fine", "coarse"] = "fine") -> I
 
 
 def normalised(images: Tensor) -> Tensor:
-    """Subtracts the mean of each channel and divides by its standard deviation.
-
-    Args:
-        images: Pixels from 0 to 1, [n, 3, 32, 32].
-
-    Returns:
-        The same shape.
-    """
-    return (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    """Standardises pixels from 0 to 1, [n, 3, 32, 32], by the figures above."""
+    return standardised(images, MEAN, STD)
 
 
 def _tiles(path: Path) -> Any:

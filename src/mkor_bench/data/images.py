@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mkor_bench.data.store import reading, unfit
+from mkor_bench.data.store import BLANK, reading, unfit
+
+_BLANK_ROWS = 1_024
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,16 @@ class Layout(NamedTuple):
         pixels = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
         return Split(pixels, torch.from_numpy(labels.astype(np.int64)))
 
+    def blank(self) -> Images:
+        """Makes up black images of these sizes, for checks of shapes.
+
+        Returns:
+            A few batches' worth in each part.
+        """
+        labels = np.arange(_BLANK_ROWS) % self.classes
+        split = self.split(np.zeros((_BLANK_ROWS, *self.shape), np.uint8), labels, BLANK)
+        return Images(split, split)
+
     def _problem(self, images: Any, labels: Any) -> str | None:
         if images.dtype != np.uint8 or images.shape[1:] != self.shape or not len(images):
             return f"images are {_kind(images)}"
@@ -96,6 +108,21 @@ class Layout(NamedTuple):
             return f"labels are {_kind(labels)} for {len(images)} images"
         wrong = ((labels < 0) | (labels >= self.classes)).nonzero()[0]
         return f"label {wrong[0]} is {labels[wrong[0]]}" if len(wrong) else None
+
+
+def standardised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Subtracts the mean of each channel and divides by its standard deviation.
+
+    Args:
+        images: Pixels from 0 to 1, [..., channels, height, width].
+        mean: Of each channel.
+        std: Of each channel.
+
+    Returns:
+        The same shape.
+    """
+    means, stds = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+    return (images - means) / stds
 
 
 def read_arrays(path: Path, *names: str) -> list[Any]:

@@ -137,8 +137,7 @@ def find_checkpoint(checkpoint: Checkpoint, store: Store) -> str:
         UserError: It is nowhere.
     """
     title, folder = checkpoint.title, checkpoint.folder
-    if find_spec("transformers") is None:
-        raise UserError(f"{title} needs the package transformers: pip install transformers.")
+    need_transformers(title)
     if store == BLANK:
         return BLANK
     if isinstance(store, Path) and (store / folder).is_dir():
@@ -153,6 +152,12 @@ def find_checkpoint(checkpoint: Checkpoint, store: Store) -> str:
         f"the pretrained {title} is needed: {install}put its files into {folder} in the data "
         "folder, or fetch it with --data hub."
     )
+
+
+def need_transformers(title: str) -> None:
+    """Raises a UserError that names a model where the package that makes it is missing."""
+    if find_spec("transformers") is None:
+        raise UserError(f"{title} needs the package transformers: pip install transformers.")
 
 
 def load_encoder(checkpoint: Checkpoint, path: str, layers: int | None = None) -> Any:
