@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from mkor_bench.data.store import BLANK, Store, from_hub, need_store, reading
+from mkor_bench.data.store import BLANK, Store, from_hub, need_store, reading, streamed
 from mkor_bench.errors import UserError
 
 Sample: TypeAlias = tuple[Callable[[], Any], int]
@@ -123,6 +123,6 @@ def _on_hub() -> Photographs:
         stream = rows.shuffle(seed=seed, buffer_size=_SHUFFLED_TOGETHER)
         for epoch in count():
             stream.set_epoch(epoch)
-            yield from map(sample, stream)
+            yield from map(sample, streamed(stream, _HUB))
 
-    return Photographs(shuffled, lambda: map(sample, tested), 1000)
+    return Photographs(shuffled, lambda: map(sample, streamed(tested, _HUB)), 1000)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from mkor_bench.errors import UserError
+
+Row = TypeVar("Row")
 
 HUB = "hub"
 """What --data says to fetch from the hub."""
@@ -103,14 +105,25 @@ def from_hub(path: str, name: str | None, split: str, *, streaming: bool = False
             "--data hub needs the package datasets: pip install datasets, "
             "or name a local folder with --data."
         ) from None
-    try:
+    with _fetching(path):
         return load_dataset(path, name, split=split, **({"streaming": True} if streaming else {}))
-    except Exception as error:  # the hub's client raises a dozen kinds
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"data set {path!r} could not be fetched from the hub ({reason[:120]}): "
-            "connect to the network once, or name a local folder with --data."
-        ) from error
+
+
+def streamed(rows: Iterable[Row], path: str) -> Iterator[Row]:
+    """Goes through a data set that streams, and tells where the network fails in the middle.
+
+    Args:
+        rows: What :func:`from_hub` returned.
+        path: The data set's name on the hub.
+
+    Yields:
+        The rows.
+
+    Raises:
+        UserError: The hub can no longer be reached.
+    """
+    with _fetching(path):
+        yield from rows
 
 
 def read_text(path: Path) -> str:
@@ -165,6 +178,18 @@ def unfit(place: str, problem: str, rule: str) -> UserError:
         The error.
     """
     return UserError(f"{place} is not as documented ({problem}): {rule}; {_REMEDY}.")
+
+
+@contextmanager
+def _fetching(path: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the hub's client raises a dozen kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"data set {path!r} could not be fetched from the hub ({reason[:120]}): "
+            "connect to the network once, or name a local folder with --data."
+        ) from error
 
 
 def _in_one_line(error: Exception) -> str:

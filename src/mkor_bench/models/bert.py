@@ -161,9 +161,7 @@ def need_transformers(title: str) -> None:
 
 
 def load_encoder(checkpoint: Checkpoint, path: str, layers: int | None = None) -> Any:
-    """Loads the pretrained encoder.
-
-    On the meta device, and where data are made up, it gets no weights and reads no file.
+    """Loads the pretrained encoder; see :func:`load_network`.
 
     Args:
         checkpoint: The model.
@@ -176,17 +174,38 @@ def load_encoder(checkpoint: Checkpoint, path: str, layers: int | None = None) -
     Raises:
         UserError: Its files do not load, or the hub cannot be reached.
     """
-    from transformers import BertConfig, BertModel
+    from transformers import BertModel
 
-    options: Any = {"add_pooling_layer": False}
-    if path == BLANK:
-        encoder: Any = BertModel(checkpoint.config(), **options)
-    elif torch.get_default_device().type == "meta":
-        encoder = BertModel(fetched(path, lambda: BertConfig.from_pretrained(path)), **options)
-    else:
-        encoder = fetched(path, lambda: BertModel.from_pretrained(path, **options))
+    encoder = load_network(BertModel, checkpoint, path, add_pooling_layer=False)
     encoder.encoder.layer = encoder.encoder.layer[:layers]
     return encoder
+
+
+def load_network(kind: Any, checkpoint: Checkpoint, path: str, **options: Any) -> Any:
+    """Loads a pretrained network of one of Hugging Face's classes.
+
+    What its files lack is made from torch's generator. On the meta device, and where data are made
+    up, it gets no weights and reads no file.
+
+    Args:
+        kind: The class.
+        checkpoint: The model.
+        path: What :func:`find_checkpoint` returned.
+        **options: Of the class.
+
+    Returns:
+        The network.
+
+    Raises:
+        UserError: Its files do not load, or the hub cannot be reached.
+    """
+    from transformers import BertConfig
+
+    if path == BLANK:
+        return kind(checkpoint.config(), **options)
+    if torch.get_default_device().type == "meta":
+        return kind(fetched(path, lambda: BertConfig.from_pretrained(path)), **options)
+    return fetched(path, lambda: kind.from_pretrained(path, **options))
 
 
 @cache

@@ -25,6 +25,7 @@ class Entry(NamedTuple):
     options: Mapping[str, str] = {}
 
 
+_BERTS = ("minilm", "bert-base", "bert-large")
 _GLUE = ("rte", "cola", "sst2", "stsb", "qnli", "mrpc", "qqp", "mnli")
 
 
@@ -52,9 +53,8 @@ TASKS: dict[str, Entry] = {
     "wikitext-masked": Entry("wikitext_masked"),
     **_pretrained("minilm", *_GLUE, "polarity", "reviews"),
     **_pretrained("bert-large", *_GLUE, "reviews"),
-    "minilm-squad": Entry("squad", {"model": "minilm"}),
-    "bert-base-squad": Entry("squad", {"model": "bert-base"}),
-    "bert-large-squad": Entry("squad", {"model": "bert-large"}),
+    **{f"{model}-squad": Entry("squad", {"model": model}) for model in _BERTS},
+    **{f"{model}-masked": Entry("bert_masked", {"model": model}) for model in _BERTS},
 }
 """Built-in tasks: the name and where the task is made."""
 

@@ -10,7 +10,7 @@ from mkor_bench.tasks.task import Task
 
 BATCH_SIZE = 64
 CLASSES = 100
-DEFAULT_LRS = {"sgd": 0.03, "adamw": 3e-4, "lamb": 0.003, "mkor": 0.03, "mkor-adamw": 3e-4}
+DEFAULT_LRS = {"sgd": 0.03, "adamw": 1e-4, "lamb": 0.003, "mkor": 0.03, "mkor-adamw": 1e-4}
 
 
 def task(data: Store, quick: bool = False) -> Task:

@@ -21,6 +21,7 @@ from mkor_bench.data.store import Store
 from mkor_bench.data.text import Text, load_wikitext2
 from mkor_bench.models.transformer import LanguageModel
 from mkor_bench.tasks.batches import need_rows, passages
+from mkor_bench.tasks.masking import SHARE, disguised
 from mkor_bench.tasks.task import Task
 
 BATCH_SIZE = 16
@@ -111,12 +112,8 @@ def masked(words: Tensor, known: int, generator: torch.Generator) -> tuple[Tenso
     Returns:
         The words to show and which were chosen, both [rows, length].
     """
-    chance = torch.rand(words.shape, generator=generator)
-    chosen = (chance < 0.15) & (words >= SPECIAL)
-    others = torch.randint(SPECIAL, SPECIAL + known, words.shape, generator=generator)
-    kind = torch.rand(words.shape, generator=generator)
-    shown = torch.where(chosen & (kind < 0.8), MASK, words)
-    return torch.where(chosen & (kind >= 0.9), others, shown), chosen
+    chosen = (torch.rand(words.shape, generator=generator) < SHARE) & (words >= SPECIAL)
+    return disguised(words, chosen, MASK, (SPECIAL, SPECIAL + known), generator), chosen
 
 
 def encode(text: Text, known: int) -> tuple[Tensor, Tensor]:
