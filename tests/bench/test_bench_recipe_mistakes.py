@@ -174,7 +174,7 @@ MISTAKES = {
         'kind = "knee"',
         'kind = "cosine"',
         ", optimizers.lamb.schedule: kind 'cosine' takes no window, dwell, beta, factor: leave out "
-        "what is not one of kind, warmup.",
+        "what is not one of kind, unit, warmup.",
     ),
     "a schedule's misspelt key": (
         "window = 2",
@@ -193,7 +193,84 @@ MISTAKES = {
     ),
     "milestones": ("[4, 6]", "[6, 4]", "milestones must be steps below 8 in ascending order"),
     "a late milestone": ("[4, 6]", "[4, 8]", "milestones must be steps below 8"),
-    "a long warm-up": ("warmup = 1", "warmup = 8", "warmup must be below the steps, 8, got 8."),
+    "a long warm-up": ("warmup = 1", "warmup = 8", "warmup must be steps below 8, got 8."),
+    "epochs of no length": (
+        'steps = 8\nschedule = { kind = "constant" }',
+        'epochs = 2\nschedule = { kind = "constant" }',
+        ", optimizers.sgd: epochs needs to know how long one is: add epoch, its samples, to the "
+        "recipe, or give steps in their place.",
+    ),
+    "steps and epochs": (
+        'base = "sgd"\nlr = 3.0',
+        'base = "sgd"\nepochs = 2\nlr = 3.0',
+        ", optimizers.sgd has both steps and epochs: leave one of them out.",
+    ),
+    "no epoch at all": (
+        "seed = 3",
+        "seed = 3\nepoch = 0",
+        "digits.toml': epoch must be a whole number of at least 1, got 0.",
+    ),
+    "epochs as text": (
+        'base = "sgd"\nlr = 3.0',
+        'base = "sgd"\nepochs = "2"\nlr = 3.0',
+        ", optimizers.sgd: epochs must be a positive number, got '2'.",
+    ),
+    "a unit": (
+        'kind = "cosine"',
+        'kind = "cosine", unit = "days"',
+        ", optimizers.auto.schedule: unit must be one of steps, epochs, shares, got 'days'.",
+    ),
+    "a unit without an epoch": (
+        'kind = "cosine"',
+        'kind = "cosine", unit = "epochs"',
+        ", optimizers.auto.schedule: unit must be steps or shares where the recipe has no epoch, "
+        "got 'epochs'.",
+    ),
+    "a share of more than all": (
+        'kind = "cosine", warmup = 2',
+        'kind = "cosine", unit = "shares", warmup = 1.5',
+        ", optimizers.auto.schedule: warmup must be shares below 1, got 1.5.",
+    ),
+    "a share that is all but a little": (
+        'kind = "cosine", warmup = 2',
+        'kind = "cosine", unit = "shares", warmup = 0.99',
+        ", optimizers.auto.schedule: warmup must be shares below 1, got 0.99.",
+    ),
+    "a share below nothing": (
+        'kind = "cosine", warmup = 2',
+        'kind = "cosine", unit = "shares", warmup = -0.5',
+        ", optimizers.auto.schedule: warmup must be a number of shares of at least 0, got -0.5.",
+    ),
+    "half a step": (
+        'kind = "cosine", warmup = 2',
+        'kind = "cosine", warmup = 0.5',
+        ", optimizers.auto.schedule: warmup must be a whole number of at least 0, got 0.5.",
+    ),
+    "milestones in the same step": (
+        "warmup = 2, milestones = [4, 6]",
+        'unit = "shares", milestones = [0.5, 0.51]',
+        ", optimizers.mkor.schedule: milestones must be shares below 1 in ascending order, got [0.",
+    ),
+    "milestones as text": (
+        "warmup = 2, milestones = [4, 6]",
+        'unit = "shares", milestones = ["0.5"]',
+        ", optimizers.mkor.schedule: milestones must be shares below 1 in ascending order, got ['",
+    ),
+    "a milestone of no number": (
+        "warmup = 2, milestones = [4, 6]",
+        'unit = "shares", milestones = [nan]',
+        ", optimizers.mkor.schedule: milestones must be shares below 1 in ascending order, got [n",
+    ),
+    "a milestone at the beginning": (
+        "warmup = 2, milestones = [4, 6]",
+        'unit = "shares", milestones = [0.01]',
+        ", optimizers.mkor.schedule: milestones must be shares below 1 in ascending order, got [0.",
+    ),
+    "a milestone beyond numbers": (
+        "[4, 6]",
+        f"[4, 1{'0' * 400}]",
+        ", optimizers.mkor.schedule: milestones must be steps below 8 in ascending order, got [4",
+    ),
     "options of no method": (
         'method = "auto"',
         'base = "sgd"\nhybrid = { window = 3 }',
@@ -254,3 +331,13 @@ def test_the_training_names_the_table_of_a_mistake_as_well(mkor, recipe):
     result = mkor("recipe", recipe, "--optimizer", "lamb", "--output", "out")
     assert result.exit_code == 2
     assert "digits.toml', optimizers.lamb.schedule: factor=7.0 is out of range" in result.stderr
+
+
+@pytest.mark.parametrize("epochs", ["1e-9", "1e300"])
+def test_epochs_of_no_whole_step_or_of_too_many_are_told(mkor, recipe, epochs):
+    text = TEXT.replace("seed = 3", "seed = 3\nepoch = 1024")
+    recipe.write_text(text.replace("lr = 3.0\nsteps = 8", f"lr = 3.0\nepochs = {epochs}"))
+    result = mkor("recipe", recipe, "--check")
+    assert result.exit_code == 2
+    told = f"epochs must be from 0.25, a step, to 2.2518e+15, got {float(epochs)!r}."
+    assert f"digits.toml', optimizers.sgd: {told}" in result.stderr

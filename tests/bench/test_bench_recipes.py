@@ -14,8 +14,8 @@ from digits_recipe import TEXT
 from mkor.texts import bytes_text
 from mkor_bench.recipes.build import build_optimizer, method_options
 from mkor_bench.recipes.check import check_recipe
-from mkor_bench.recipes.recipe import Schedule, read_recipe
-from mkor_bench.recipes.schedules import factor_of
+from mkor_bench.recipes.recipe import read_recipe
+from mkor_bench.recipes.schedules import Schedule, factor_of
 from mkor_bench.seeding import seed_generators
 from mkor_bench.tasks.source import TaskSource
 from torchrun import torchrun
@@ -68,6 +68,51 @@ def test_every_training_has_a_recipe_for_one_worker_and_names_tell_the_number():
     assert workers == {name: int(name.rpartition("-")[2]) for name in workers}
     kinds = {name.rpartition("-")[0] for name in workers}
     assert kinds and {f"{kind}-1" for kind in kinds} <= set(workers)
+
+
+def test_recipes_of_a_training_differ_in_the_number_of_workers_alone():
+    for path in RECIPES:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        one = path.with_name(f"{path.stem.rpartition('-')[0]}-1.toml").read_text(encoding="utf-8")
+        differing = [a for a, b in zip(lines, one.splitlines(), strict=True) if a != b]
+        assert {line.partition(" ")[0] for line in differing} <= {"title", "workers"}
+
+
+def test_bert_is_pretrained_as_the_paper_and_its_reference_have_it():
+    recipe = read_recipe(ROOT / "recipes/bert-large-masked-64.toml")
+    assert (recipe.workers, recipe.batch, recipe.per_node) == (64, 32_768, 4)
+    steps = {name: entrant.steps for name, entrant in recipe.entrants.items()}
+    assert steps == {"mkor": 1500, "mkor-h": 600, "lamb": 1563, "kaisa": 1563, "eva": 1000}
+    warmups = {name: entrant.schedule.warmup for name, entrant in recipe.entrants.items()}
+    assert warmups == {"mkor": 192, "mkor-h": 77, "lamb": 200, "kaisa": 200, "eva": 128}
+    lamb = recipe.entrant("lamb")
+    assert (lamb.lr, lamb.decays, lamb.base_options["weight_decay"]) == (4e-3, "matrices", 0.01)
+    factor = factor_of(lamb.schedule, lamb.steps)
+    assert [factor(99), factor(199), factor(1172)] == pytest.approx([0.5, 1, 0.5], abs=1e-3)
+    every = {n: e.options.get("factor_update_steps") for n, e in recipe.entrants.items()}
+    assert every == {"mkor": 10, "mkor-h": 10, "lamb": None, "kaisa": 50, "eva": None}
+    assert recipe.entrant("mkor-h").hybrid and not recipe.entrant("mkor").hybrid
+
+
+def test_resnet_50_lowers_its_rate_after_the_epochs_of_the_paper():
+    recipe = read_recipe(ROOT / "recipes/imagenet-resnet50-64.toml")
+    mkor, kaisa = recipe.entrant("mkor"), recipe.entrant("kaisa")
+    epoch = 1_281_167 / 2_048
+    for entrant, epochs, factor in (
+        (mkor, [25, 35, 40, 45, 50, 55, 56], 0.5),
+        (kaisa, [25, 35, 40, 45, 50], 0.1),
+    ):
+        at = factor_of(entrant.schedule, entrant.steps)
+        for number, milestone in enumerate(epochs):
+            step = round(milestone * epoch)
+            lowered = [factor**number, factor ** (number + 1)]
+            assert [at(step - 1), at(step)] == pytest.approx(lowered)
+        assert at(round(2.5 * epoch) - 1) == pytest.approx(0.5, abs=1e-3)
+    assert (mkor.steps, kaisa.steps) == (round(57 * epoch), round(55 * epoch))
+    assert (kaisa.options["factor_update_steps"], kaisa.options["inverse_update_steps"]) == (
+        10,
+        100,
+    )
 
 
 def test_the_dry_run_tells_shapes_memory_and_commands(mkor, recipe):
@@ -197,3 +242,31 @@ def test_options_reach_the_optimizer_as_it_takes_them(recipe):
 def test_schedules(kind, options, steps, expected):
     factor = factor_of(Schedule(kind, 2, options), steps)
     assert [factor(step) for step in range(steps)] == pytest.approx(expected, abs=1e-6)
+
+
+def test_epochs_and_shares_are_turned_into_steps(recipe):
+    text = TEXT.replace("seed = 3", "seed = 3\nepoch = 1437").replace("steps = 8", "epochs = 3")
+    old = "warmup = 2, milestones = [4, 6]"
+    text = text.replace(old, 'unit = "epochs", warmup = 0.5, milestones = [1, 2.2]')
+    recipe.write_text(
+        text.replace('"cosine", warmup = 2', '"cosine", unit = "shares", warmup = 0.3')
+    )
+    read = read_recipe(recipe)
+    # An epoch is 1437 / 256 = 5.61 steps, so three of them are 16.8.
+    assert {entrant.steps for entrant in read.entrants.values()} == {17}
+    milestones = read.entrant("mkor").schedule
+    assert (milestones.warmup, milestones.options["milestones"]) == (3, [6, 12])
+    assert read.entrant("auto").schedule.warmup == 5
+    assert read.entrant("lamb").schedule.warmup == 1  # steps, unless a unit is named
+
+
+@pytest.mark.parametrize(
+    ("common", "own", "steps"),
+    [("epochs = 3", "steps = 7", 7), ("steps = 7", "epochs = 2", 11), ("epochs = 1", "", 6)],
+)
+def test_an_optimizers_own_length_replaces_that_of_all(recipe, common, own, steps):
+    text = TEXT.replace("seed = 3", f"seed = 3\nepoch = 1437\n[common]\n{common}")
+    old = "lr = 3.0\nsteps = 8\nschedule"
+    assert old in text
+    recipe.write_text(text.replace(old, f"lr = 3.0\n{own}\nschedule"))
+    assert read_recipe(recipe).entrant("sgd").steps == steps

@@ -136,8 +136,8 @@ def load_sentences(source: Source, store: Store) -> tuple[Sentences, Sentences]:
 
 
 def _blank(source: Source) -> Sentences:
-    """Rows of a thousand words, which every length cuts."""
-    return Sentences([("word " * 1000,) * len(source.columns)] * 64, [0, 1] * 32)
+    """As many rows as the largest batch has, longer than any length."""
+    return Sentences([("word " * 520,) * len(source.columns)] * 32, [0, 1] * 16)
 
 
 def _read(path: Path, source: Source) -> Sentences:

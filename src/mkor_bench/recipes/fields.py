@@ -84,6 +84,8 @@ class Fields:
         """Takes a whole number."""
         rule = f"a whole number of at least {least}"
         value: int = self.take(key, int, rule, default=default)
+        if value is default:
+            return value
         if value < least:
             raise self.wrong(key, value, rule)
         if value > most:
@@ -94,10 +96,12 @@ class Fields:
         """Takes a positive number."""
         return float(self.number(key, "a positive number", least=sys.float_info.min))
 
-    def number(self, key: str, rule: str, *, least: float = -sys.float_info.max) -> Any:
+    def number(
+        self, key: str, rule: str, *, least: float = -sys.float_info.max, default: Any = ...
+    ) -> Any:
         """Takes a number, finite and whole if it was."""
-        value = self.take(key, (int, float), rule)
-        if not least <= value <= sys.float_info.max:
+        value = self.take(key, (int, float), rule, default=default)
+        if value is not default and not least <= value <= sys.float_info.max:
             raise self.wrong(key, value, rule)
         return value
 

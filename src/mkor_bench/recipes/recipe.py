@@ -5,7 +5,6 @@ Every mistake in a file names the file, the key, the rule and the remedy.
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from mkor import HybridSwitch
 from mkor_bench.errors import UserError, unknown_name
 from mkor_bench.recipes.fields import Fields
 from mkor_bench.recipes.options import BASES, METHODS, read_options
+from mkor_bench.recipes.schedules import Schedule, Span, read_schedule
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,38 +25,15 @@ else:
 
 DTYPES = ("float32", "bfloat16")
 DECAYS = ("all", "matrices")
-SCHEDULES: Mapping[str, tuple[str, ...]] = {
-    "constant": (),
-    "cosine": (),
-    "polynomial": ("power",),
-    "milestones": ("milestones", "factor"),
-    "knee": ("window", "dwell", "beta", "factor"),
-}
-"""Kinds of schedules, and what each needs besides ``warmup``."""
 _KEYS = (
     *("title", "paper", "source", "task", "workers", "per_node", "batch", "dtype", "seed"),
-    *("common", "optimizers"),
+    *("epoch", "common", "optimizers"),
 )
 _OF_A_BASE = ("base", "base_options", "decays")
-_ENTRANT_KEYS = ("method", "options", "hybrid", *_OF_A_BASE, "lr", "steps", "schedule")
-_REAL = ("power", "factor", "beta")
+_LENGTHS = ("steps", "epochs")
+_ENTRANT_KEYS = ("method", "options", "hybrid", *_OF_A_BASE, "lr", *_LENGTHS, "schedule")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 """Names of optimizers; an output folder is named by them."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How the learning rate goes.
-
-    Attributes:
-        kind: One of :data:`SCHEDULES`.
-        warmup: Steps in which it grows to its value.
-        options: What the kind needs.
-    """
-
-    kind: str
-    warmup: int
-    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -154,7 +131,9 @@ def read_recipe(path: Path) -> Recipe:
     if not entrants:
         raise UserError(f"{fields.where} has no optimizer: add a table [optimizers.NAME].")
     Fields(f"{fields.where}, common", common, _ENTRANT_KEYS)
-    workers = fields.whole("workers", 1)
+    workers, batch = fields.whole("workers", 1), fields.whole("batch", 1)
+    samples = fields.whole("epoch", 1, default=None)
+    epoch = None if samples is None else samples / batch
     recipe = Recipe(
         path=path,
         title=fields.text("title"),
@@ -163,11 +142,11 @@ def read_recipe(path: Path) -> Recipe:
         task=fields.text("task"),
         workers=workers,
         per_node=fields.whole("per_node", 1, default=min(workers, 4)),
-        batch=fields.whole("batch", 1),
+        batch=batch,
         dtype=fields.choice("dtype", DTYPES),
         seed=fields.whole("seed", 0, default=0, most=2**32 - 1),
         entrants={
-            name: _entrant(f"{fields.where}, optimizers", name, table, common)
+            name: _entrant(f"{fields.where}, optimizers", name, table, common, epoch)
             for name, table in entrants.items()
         },
     )
@@ -188,7 +167,9 @@ def _load(path: Path) -> dict[str, Any]:
         raise UserError(f"recipe {str(path)!r} is no TOML file: {error}.") from None
 
 
-def _entrant(where: str, name: str, table: Any, common: Mapping[str, Any]) -> Entrant:
+def _entrant(
+    where: str, name: str, table: Any, common: Mapping[str, Any], epoch: float | None
+) -> Entrant:
     if not _NAME.fullmatch(name):
         raise UserError(
             f"{where}: the name of an optimizer must be of letters, digits, dots, dashes and "
@@ -198,7 +179,8 @@ def _entrant(where: str, name: str, table: Any, common: Mapping[str, Any]) -> En
     if not isinstance(table, dict):
         raise UserError(f"{where} must be a table, got {table!r}.")
     alone = {**common, **table}.get("method") == "auto"
-    shared = {key: common[key] for key in common if not (alone and key in _OF_A_BASE)}
+    replaced = {*(_OF_A_BASE if alone else ()), *(_LENGTHS if {*_LENGTHS} & {*table} else ())}
+    shared = {key: common[key] for key in common if key not in replaced}
     fields = Fields(where, {**shared, **table}, _ENTRANT_KEYS)
     method = fields.choice("method", tuple(METHODS), default=None)
     options, switch = _of_a_method(fields, method)
@@ -206,8 +188,7 @@ def _entrant(where: str, name: str, table: Any, common: Mapping[str, Any]) -> En
     base_options = fields.table("base_options")
     if base is not None:
         base_options = read_options(f"{where}.base_options", base_options, BASES[base])
-    steps = fields.whole("steps", 1)
-    lr = fields.positive("lr")
+    span, lr = _span(fields, epoch), fields.positive("lr")
     return Entrant(
         where=where,
         name=name,
@@ -218,8 +199,8 @@ def _entrant(where: str, name: str, table: Any, common: Mapping[str, Any]) -> En
         base_options=base_options,
         decays=fields.choice("decays", DECAYS, default="all"),
         lr=lr,
-        steps=steps,
-        schedule=_schedule(f"{where}.schedule", fields.table("schedule"), steps, lr),
+        steps=span.steps,
+        schedule=read_schedule(f"{where}.schedule", fields.table("schedule"), span, lr),
     )
 
 
@@ -247,27 +228,19 @@ def _of_a_method(
     return options, read_options(f"{fields.where}.hybrid", switch, HybridSwitch)
 
 
-def _schedule(where: str, table: Mapping[str, Any], steps: int, lr: float) -> Schedule:
-    every = dict.fromkeys(key for keys in SCHEDULES.values() for key in keys)
-    fields = Fields(where, table, ("kind", "warmup", *every))
-    kind = fields.choice("kind", tuple(SCHEDULES))
-    fields.only(("kind", "warmup", *SCHEDULES[kind]), f"kind {kind!r}")
-    warmup = fields.whole("warmup", 0, default=0)
-    if warmup >= steps:
-        raise fields.wrong("warmup", warmup, f"below the steps, {steps}")
-    options = {key: _of_a_kind(fields, key, steps) for key in SCHEDULES[kind]}
-    if kind == "milestones":
-        times, factor = len(options["milestones"]), options["factor"]
-        if math.log(lr) + times * math.log(factor) > math.log(sys.float_info.max):
-            raise fields.wrong("factor", factor, f"less, for a finite rate after {times} of them")
-    return Schedule(kind, warmup, options)
-
-
-def _of_a_kind(fields: Fields, key: str, steps: int) -> Any:
-    if key == "milestones":
-        found = fields.take(key, list, "a list of steps in ascending order")
-        whole = all(type(step) is int and 0 < step < steps for step in found)
-        if not whole or found != sorted(set(found)):
-            raise fields.wrong(key, found, f"steps below {steps} in ascending order")
-        return found
-    return fields.positive(key) if key in _REAL else fields.whole(key, 1)
+def _span(fields: Fields, epoch: float | None) -> Span:
+    """Returns how long an optimizer trains: so many steps, or epochs."""
+    rule = "a positive number"
+    epochs = fields.number("epochs", rule, least=sys.float_info.min, default=None)
+    if epochs is None:
+        return Span(fields.whole("steps", 1), epoch)
+    if fields.whole("steps", 1, default=None) is not None:
+        raise UserError(f"{fields.where} has both steps and epochs: leave one of them out.")
+    if epoch is None:
+        raise UserError(
+            f"{fields.where}: epochs needs to know how long one is: add epoch, its samples, to "
+            "the recipe, or give steps in their place."
+        )
+    if not 1 <= epochs * epoch <= 2**53:
+        raise fields.wrong("epochs", epochs, f"from {1 / epoch:g}, a step, to {2**53 / epoch:g}")
+    return Span(round(epochs * epoch), epoch)
