@@ -37,7 +37,8 @@ class Faults:
                 "optimizer alone. Its module was not called through __call__ (model code may call "
                 ".forward or use the weight directly), or the model was compiled before the "
                 "optimizer was built or a hybrid switch went back: compile it again, or set "
-                "torch._dynamo.config.skip_nnmodule_hook_guards = False before"
+                "torch._dynamo.config.skip_nnmodule_hook_guards = False before. The output "
+                "projection of an attention module shows nothing inside a compiled graph"
             )
 
     def once(self, text: str) -> None:

@@ -8,7 +8,8 @@ from torch import nn
 
 import layer_oracles as oracle
 from layer_oracles import Observed, backward
-from mkor.capture.sketch import OUTPUTS, POSITIONS, first_number, signs
+from mkor.capture.signs import signs
+from mkor.capture.sketch import OUTPUTS, POSITIONS, first_number
 from mkor.methods.base import Moment, Rows, Sketch
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}

@@ -7,7 +7,8 @@ from torch import nn
 import mkor
 from layer_oracles import Observed
 from mkor.capture import sketch
-from mkor.capture.sketch import OUTPUTS, signed_sum, signs
+from mkor.capture.signs import signs
+from mkor.capture.sketch import OUTPUTS, signed_sum
 from mkor.methods.base import Sketch
 
 

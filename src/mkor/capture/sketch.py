@@ -27,6 +27,7 @@ from torch import Tensor
 
 from mkor.capture.mask import counted
 from mkor.capture.part import Part
+from mkor.capture.signs import number, signs, signs_at
 from mkor.capture.views import View
 from mkor.methods.base import wide
 
@@ -35,9 +36,6 @@ PIECE = 2**16
 
 ENTRIES = 2**23
 """Entries of narrow rows that are made wide at a time."""
-
-BITS = 31
-"""Signs that one hash gives."""
 
 PROBES = (64, 64, 8, 4)
 """Most places along each leading dimension that a start is made of, by the number of dimensions."""
@@ -48,33 +46,8 @@ COARSE = 16
 WHOLE = Part()
 """The part of a worker that has all entries."""
 
-MASK = 2**32 - 1
 OUTPUTS, POSITIONS = 0x2545F491, 0x5851F42D
 """Salts of the sides' and the positions' signs."""
-
-
-def mix(numbers: Tensor) -> Tensor:
-    """A hash of 32-bit numbers held in int64; no product leaves the range of int64."""
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x21F0AAAD), (15, 0x31848BAB)):
-        numbers = ((numbers ^ (numbers >> shift)) * factor) & MASK
-    return numbers ^ (numbers >> 14)
-
-
-def signs(start: Tensor, first: int, count: int, vectors: int, salt: int) -> Tensor:
-    """Signs ±1 [r, n] in float32 of `count` rows from `start + first` on."""
-    place = torch.arange(first, first + count, device=start.device)
-    return signs_at(start, place, vectors, salt)
-
-
-def signs_at(start: Tensor, place: Tensor, vectors: int, salt: int) -> Tensor:
-    """Signs ±1 [r, n] in float32 of the rows `start + place`, place [n]."""
-    rows = mix((start + place) & MASK)  # [n]
-    parts: list[Tensor] = []
-    for group in range(0, vectors, BITS):
-        bits = torch.arange(min(BITS, vectors - group), device=start.device)[:, None]
-        hashed = mix(rows ^ ((salt + 0x1B873593 * group) & MASK))
-        parts.append((hashed >> bits) & 1)
-    return torch.cat(parts).to(torch.float32) * 2 - 1
 
 
 def first_number(
@@ -105,14 +78,7 @@ def first_number(
     if part.inputs is not None:  # workers that have the others must make the same signs
         entries = part.team.total(entries)
     bits = entries.reshape(-1).view(torch.int32).to(torch.int64) >> COARSE
-    place = torch.arange(bits.shape[0], device=tensor.device)
-    if counts is None:
-        hashed = mix((bits & MASK) ^ mix(place)).sum()  # of integers: in whatever order
-    else:
-        counts = counts.reshape(-1)
-        place = (counts.cumsum(dim=0) - 1).clamp_min(0)
-        hashed = (mix((bits & MASK) ^ mix(place)) * counts).sum()
-    return mix((hashed & MASK) ^ seed)
+    return number(bits, seed, None if counts is None else counts.reshape(-1))
 
 
 def signed_sum(
