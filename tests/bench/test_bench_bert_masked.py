@@ -196,6 +196,22 @@ def test_wikipedia_streams_and_is_never_tested_on_what_is_trained_on(monkeypatch
     assert list(articles.test()) == ["article 100", "article 300"]
 
 
+def test_each_epoch_of_a_stream_has_every_article_in_another_order(monkeypatch):
+    datasets = pytest.importorskip("datasets", reason="needs the package datasets")
+
+    def articles(files):
+        for file in files:
+            for number in range(6 * file, 6 * file + 6):
+                yield {"id": str(number + 1), "text": f"article {number + 1}"}
+
+    stored = datasets.IterableDataset.from_generator(articles, gen_kwargs={"files": [0, 1, 2]})
+    monkeypatch.setattr("mkor_bench.data.wikipedia.from_hub", lambda *_, **__: stored)
+    first, second = (list(islice(Wikipedia().train(seed), 36)) for seed in (0, 1))
+    assert sorted(first[:18]) == sorted(first[18:]) == sorted(f"article {n}" for n in range(1, 19))
+    assert first[:18] != first[18:] and first != second
+    assert list(islice(Wikipedia().train(0), 36)) == first
+
+
 def test_the_hub_gives_passages_of_wikipedia(monkeypatch, tokenizer):
     rows = [{"id": str(number), "text": "the quick fox\n\njumps"} for number in range(1, 101)]
     on_the_hub(monkeypatch, rows)

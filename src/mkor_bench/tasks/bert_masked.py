@@ -53,8 +53,8 @@ class Size(NamedTuple):
 
 SIZES = {
     "minilm": Size(8, 128, 300, 256),
-    "bert-base": Size(8, 512, 1_500, 1_024),
-    "bert-large": Size(8, 512, 1_500, 1_024),
+    "bert-base": Size(8, 512, 1_500, 256),
+    "bert-large": Size(8, 512, 1_500, 256),
 }
 QUICK = Size(8, 16, 30, 16, 1)
 
