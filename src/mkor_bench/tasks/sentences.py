@@ -17,10 +17,10 @@ POSITIVE = "is it positive"
 
 PROBLEMS = {
     "cola": Problem(
-        data_sets.COLA, "is a sentence acceptable English", MATTHEWS, Size(16, 48, 150)
+        data_sets.COLA, "is a sentence acceptable English", MATTHEWS, Size(16, 48, 600)
     ),
     "rte": Problem(
-        data_sets.RTE, "does one sentence follow from the other", ACCURACY, Size(8, 64, 150)
+        data_sets.RTE, "does one sentence follow from the other", ACCURACY, Size(16, 96, 480)
     ),
     "sst2": Problem(data_sets.SST2, POSITIVE, ACCURACY, Size(16, 48, 150)),
     "stsb": Problem(
