@@ -252,6 +252,10 @@ def recipe(
 
 @app.command(help=ESTIMATE_HELP)
 def estimate(
+    model: Annotated[str, typer.Option(metavar="NAME", help="The model.")] = "bert-large",
+    methods: Annotated[
+        str, typer.Option(metavar="NAMES", help="Methods beside LAMB, separated by commas.")
+    ] = "mkor,mkor-window,eva,kfac",
     workers: Annotated[
         str, typer.Option(metavar="NUMBERS", help="Numbers of workers, separated by commas.")
     ] = "1,2,4,8,16,32,64,128,256,512,1024",
@@ -269,6 +273,8 @@ def estimate(
         from mkor_bench.scale.command import run_estimate
 
         run_estimate(
+            model=model,
+            methods=methods,
             workers=workers,
             bandwidth=bandwidth,
             latency=latency,

@@ -201,7 +201,13 @@ machine and the versions) and recipe.pt (the checkpoint).
 
 ESTIMATE_HELP = """
 Predict the time of a step of BERT-Large on many workers, with LAMB alone and with MKOR (dense
-and window), Eva and K-FAC above it.
+and window), Eva and K-FAC above it; or of another model, by other methods.
+
+**Models:** bert-large, bert-base, minilm-l12, minilm-l6. For your own: `mkor.estimate` in Python.
+
+**Methods:** mkor, mkor-window, mkor-lowrank (sketches), eva, kfac, kaisa-eigen, kbfgs, hylo-kid,
+sngd. MKOR, K-BFGS, HyLo and SNGD update every 10 steps, K-FAC every 50, Eva in each. HyLo and
+SNGD take every token as a row, which is why nobody trains BERT so.
 
 Sizes and operations come from the methods themselves (`mkor.estimate`); the time follows an α-β
 model: work over --flops, ring collectives over --bandwidth and --latency, nothing overlapping.
@@ -213,6 +219,8 @@ which flatters methods that decompose matrices: their real rate is lower than a 
 * mkor estimate --workers 64
 
 * mkor estimate --workers 1,8,64 --bandwidth 12 --latency 20 --flops 100
+
+* mkor estimate --model bert-base --methods mkor,mkor-lowrank,kbfgs --batch 1024
 
 * mkor estimate --output scaling.png
 """

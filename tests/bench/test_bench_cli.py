@@ -56,7 +56,7 @@ SURFACE = {
         *("--checkpoint-every", "--resume", "--output", "--data"),
     },
     "estimate": {
-        *("--workers", "--bandwidth", "--latency", "--flops"),
+        *("--model", "--methods", "--workers", "--bandwidth", "--latency", "--flops"),
         *("--batch", "--sequence", "--output"),
     },
 }

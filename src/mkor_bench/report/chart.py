@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mkor_bench.errors import UserError
 from mkor_bench.files import write_atomically
 
 if TYPE_CHECKING:
@@ -43,6 +44,24 @@ def new_figure(
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False, sharey=share)
+
+
+def check_figure(path: Path) -> None:
+    """Checks that a figure can be written under a name, before anything is computed for it.
+
+    Args:
+        path: The file.
+
+    Raises:
+        UserError: Its ending names no format of figures.
+    """
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if path.suffix.removeprefix(".").lower() not in FigureCanvasBase.get_supported_filetypes():
+        raise UserError(
+            f"--output {str(path)!r} names no format of figures: give a file such as scaling.png, "
+            ".svg or .pdf."
+        )
 
 
 def save_figure(path: Path, figure: Figure) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import typer
 from torch import nn
 
 import mkor
-from mkor_bench.errors import UserError
-from mkor_bench.report.chart import COLOURS, finish, new_figure, save_figure
-from mkor_bench.scale.bert import bert_large
+from mkor_bench.errors import UserError, unknown_name
+from mkor_bench.options import parse_names
+from mkor_bench.report.chart import COLOURS, check_figure, finish, new_figure, save_figure
+from mkor_bench.scale.bert import MODELS, Size, encoder
 from mkor_bench.scale.model import Machine, Step, predict
 
 MKOR: dict[str, Any] = {"factor_update_steps": 10}
@@ -29,6 +30,31 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
 }
 """The methods of the paper's figure 9, updating as often as its appendix says."""
+
+SKETCHES = {"representation": "lowrank", "statistic": "sketch", "vectors": 16, "rank": 20}
+OTHERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "MKOR, sketches": (mkor.MKOR, {**MKOR, **SKETCHES}),
+    "K-FAC, eigen": (mkor.KFAC, {**METHODS["K-FAC"][1], "solver": "eigen"}),
+    "K-BFGS": (mkor.KBFGS, MKOR),
+    "HyLo": (mkor.HyLo, MKOR),
+    "SNGD": (mkor.SNGD, MKOR),
+}
+"""More of them, for those who ask."""
+
+NAMES = {
+    "mkor": "MKOR",
+    "mkor-window": "MKOR, window",
+    "eva": "Eva",
+    "kfac": "K-FAC",
+    "mkor-lowrank": "MKOR, sketches",
+    "kaisa-eigen": "K-FAC, eigen",
+    "kbfgs": "K-BFGS",
+    "hylo-kid": "HyLo",
+    "sngd": "SNGD",
+}
+"""What the methods are called on the command line; LAMB, which all are compared with, always is."""
+
+MOST_WORKERS = 2**20
 
 
 @dataclass(frozen=True)
@@ -48,17 +74,23 @@ class Plan:
     def step(self, model: nn.Module, name: str, workers: int) -> Step:
         """A step of a method on a number of workers."""
         rows = math.ceil(self.batch / workers) * self.sequence
-        cls, options = METHODS[name]
+        cls, options = (METHODS | OTHERS)[name]
         found = mkor.estimate(model, cls, rows=rows, workers=workers, **options) if cls else None
         weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
         # A forward pass takes two operations a weight and token, a backward pass twice as many.
         flops = 6.0 * weights * rows
         size = 4 * sum(parameter.numel() for parameter in model.parameters())
-        return predict(self.machine, workers, flops, size, found)
+        step = predict(self.machine, workers, flops, size, found)
+        if found is None or cls is not mkor.KBFGS:
+            return step
+        again = sum(update.share for update in found.updates)  # it evaluates the batch once more
+        return replace(step, method=step.method + again * step.model)
 
 
 def run_estimate(
     *,
+    model: str,
+    methods: str,
     workers: str,
     bandwidth: float,
     latency: float,
@@ -70,6 +102,8 @@ def run_estimate(
     """Predicts the step of every method on every number of workers.
 
     Args:
+        model: Name of the model.
+        methods: Names of the methods beside LAMB, separated by commas.
         workers: Numbers of workers, separated by commas.
         bandwidth: Of a worker, in GB/s.
         latency: Of a message, in microseconds.
@@ -79,9 +113,11 @@ def run_estimate(
         output: The figure, if one is wanted.
 
     Raises:
-        UserError: A number is out of range.
+        UserError: A name is unknown, a number is out of range, or no figure can be drawn there.
     """
-    numbers = counts_of(workers)
+    if model not in MODELS:
+        raise unknown_name("model", model, MODELS)
+    size, titles, numbers = MODELS[model], titles_of(methods), counts_of(workers)
     for option, value in {
         "--bandwidth": bandwidth,
         "--latency": latency,
@@ -91,14 +127,25 @@ def run_estimate(
     }.items():
         if not (math.isfinite(value) and value > 0):
             raise UserError(f"{option} must be a positive number, got {value}.")
+    if output is not None:
+        check_figure(output)
     plan = Plan(Machine(rate * 1e12, bandwidth * 1e9, latency * 1e-6), batch, sequence)
-    model = bert_large()
-    steps = {name: [plan.step(model, name, p) for p in numbers] for name in METHODS}
+    shapes = encoder(size)
+    steps = {name: [plan.step(shapes, name, p) for p in numbers] for name in titles}
     for line in table(numbers, steps):
         typer.echo(line)
     if output is not None:
-        draw(output, numbers, steps)
+        draw(output, size, numbers, steps)
         typer.echo(f"wrote {output}")
+
+
+def titles_of(methods: str) -> list[str]:
+    """LAMB, and methods as typed, by the names that tables use."""
+    names = parse_names(methods, "--methods", "mkor,kfac")
+    for name in names:
+        if name not in NAMES:
+            raise unknown_name("method", name, NAMES)
+    return ["LAMB", *(NAMES[name] for name in names)]
 
 
 def counts_of(text: str) -> list[int]:
@@ -106,24 +153,34 @@ def counts_of(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() and int(word) for word in words):
         raise UserError(f"--workers {text!r} must be whole numbers such as 1,8,64.")
-    return sorted({int(word) for word in words})
+    numbers = sorted({int(word) for word in words})
+    if numbers[-1] > MOST_WORKERS:
+        raise UserError(f"--workers must be at most {MOST_WORKERS}, got {numbers[-1]}.")
+    return numbers
 
 
-def table(numbers: Sequence[int], steps: dict[str, list[Step]]) -> list[str]:
+def table(numbers: Sequence[int], steps: Mapping[str, list[Step]]) -> list[str]:
     """Milliseconds of a step by method and workers, and what the method adds to the base's."""
     lines = [
-        f"{'workers':>7}  {'method':<12} {'step ms':>9} {'work ms':>9} {'wire ms':>9} {'x':>6}"
+        f"{'workers':>7}  {'method':<14} {'step ms':>9} {'work ms':>9} {'wire ms':>9} {'x':>6}"
     ]
     for place, workers in enumerate(numbers):
         base = steps["LAMB"][place].total
         for name, own in steps.items():
             step = own[place]
-            times = f"{1e3 * step.total:>9.1f} {1e3 * step.method:>9.1f} {1e3 * step.wire:>9.2f}"
-            lines.append(f"{workers:>7}  {name:<12} {times} {step.total / base:>6.2f}")
+            spent = (step.total, step.method, step.wire)
+            times = " ".join(map(milliseconds, spent, (1, 1, 2)))
+            lines.append(f"{workers:>7}  {name:<14} {times} {step.total / base:>6.2f}")
     return lines
 
 
-def draw(path: Path, numbers: Sequence[int], steps: dict[str, list[Step]]) -> None:
+def milliseconds(seconds: float, digits: int) -> str:
+    """A time in a column of nine characters."""
+    time = 1e3 * seconds
+    return f"{time:>9.{digits}f}" if time < 1e6 else f"{time:>9.2e}"
+
+
+def draw(path: Path, size: Size, numbers: Sequence[int], steps: Mapping[str, list[Step]]) -> None:
     """The speed-up over LAMB on the least number of workers, by workers."""
     figure, ((axes,),) = new_figure(1, 1, width=7, height=5)
     start = steps["LAMB"][0].total
@@ -132,5 +189,5 @@ def draw(path: Path, numbers: Sequence[int], steps: dict[str, list[Step]]) -> No
     ideal = [number / numbers[0] for number in numbers]
     axes.loglog(numbers, ideal, ":", color="grey", label="without a network")
     told = f"steps a second, over LAMB's on {numbers[0]}"
-    finish(axes, "BERT-Large, predicted", "workers", told)
+    finish(axes, f"{size.title}, predicted", "workers", told)
     save_figure(path, figure)
