@@ -139,6 +139,39 @@ def test_layers_that_are_left_out_say_why():
     }
 
 
+def test_frozen_layers_cost_nothing():
+    """As the base model under adapters."""
+    model = nn.ModuleDict({"a": square(), "b": square().requires_grad_(False)})
+    found = mkor.estimate(model, mkor.KFAC)
+    assert [(layer.name, layer.reason) for layer in found.layers] == [("a", None), ("b", "frozen")]
+    assert found.bytes == mkor.estimate(nn.ModuleDict({"a": square()}), mkor.KFAC).bytes
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_auto_is_estimated_as_it_is_built(device):
+    def model(device=None):
+        kinds = {"device": device}
+        return nn.Sequential(nn.Linear(8, 6, **kinds), nn.Tanh(), nn.Linear(6, 2, **kinds))
+
+    found = mkor.estimate(model(device), mkor.auto, rows=4, rank=3)
+    trained = model()
+    optimizer = mkor.auto(trained, rank=3)
+    for _ in range(3):
+        trained(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    own = {info.name: info.bytes for info in optimizer.layers() if info.preconditioned}
+    assert own and {layer.name: layer.bytes for layer in found.layers if not layer.reason} == own
+    left = mkor.estimate(model(device), mkor.auto, rank=3, adamw=["2"])
+    assert left.bytes == own["0"]
+
+
+def test_a_model_that_auto_was_asked_about_stays_as_it_is():
+    model = nn.Sequential(square())
+    mkor.estimate(model, mkor.auto)
+    assert not model[0]._forward_hooks
+    mkor.auto(model).close()
+
+
 def test_rows_may_differ_between_layers():
     model = nn.ModuleDict({"a": square(), "b": square()})
     found = mkor.estimate(model, mkor.SNGD, rows={"a": 3, "b": 6})
@@ -155,6 +188,12 @@ def test_it_prints_a_table():
     assert "... and 3 more" in text
     assert text.splitlines()[2].split()[:4] == ["0", "64x64", "32.1", "KiB"]
     assert text.endswith("flop") and "a step on average: " in text
+    model = nn.Sequential(square(), nn.LayerNorm(D), square().requires_grad_(False))
+    text = repr(mkor.estimate(model, mkor.MKOR))
+    assert text.startswith("mkor on 1 worker: 1 layer preconditioned\nlayer")
+    assert text.endswith(
+        "base optimizer only: 1 x no rule for LayerNorm\nbase optimizer only: 1 x frozen"
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,13 +203,18 @@ def test_it_prints_a_table():
         ({"method": mkor.LAMB}, TypeError, "must be the class of an optimizer"),
         ({"workers": 0}, ValueError, "workers=0 is out of range: workers must be an integer of"),
         ({"rows": 0}, ValueError, "rows=0 is out of range: rows must be an integer of at least 1"),
+        ({"model": [1]}, TypeError, "model must be a torch.nn.Module, got list"),
+        ({"workers": 10**20}, ValueError, "workers must be at most 1048576"),
+        ({"rows": 10**30}, ValueError, "rows must be at most 1099511627776"),
+        ({"skip": "head"}, ValueError, "skip must be a sequence of regular expressions"),
+        ({"skip": ["("]}, ValueError, r"skip='\(' is no regular expression"),
         ({"rule": "exakt"}, ValueError, "rule='exakt' is unknown"),
         ({"lr": 1}, TypeError, "unexpected keyword argument 'lr'"),
     ],
 )
 def test_mistakes_are_told(arguments, error, message):
     with pytest.raises(error, match=message):
-        mkor.estimate(square(), **{"method": mkor.MKOR, **arguments})
+        mkor.estimate(**{"model": square(), "method": mkor.MKOR, **arguments})
 
 
 def test_the_counter_knows_products_and_decompositions():

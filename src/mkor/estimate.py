@@ -8,23 +8,23 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
-from mkor.capture.discover import Layer, find_layers
-from mkor.capture.folds import observable
-from mkor.capture.views import View
-from mkor.checks import is_count, require
+from mkor.capture.discover import Layer
 from mkor.methods.base import Method
 from mkor.optimizer import Preconditioner
 from mkor.schedule import UpdateSchedule
+from mkor.subject import Subject, check_count, rows_of
 from mkor.texts import aligned, bytes_text, flops_text
 from mkor.tracing import Trace, trace_layers
 from mkor.wire import Collective, Crossing, Division, step_crossings, update_crossings
+
+MOST_WORKERS = 2**20
 
 LATER = range(1000, 2000)
 """Steps that stand for all: behind every warm-up, and whole periods of usual frequencies."""
@@ -134,7 +134,7 @@ class Estimate:
 
 def estimate(
     model: nn.Module,
-    method: type[Preconditioner],
+    method: Callable[..., Preconditioner],
     *,
     rows: int | Mapping[str, int] = 1,
     workers: int = 1,
@@ -150,7 +150,7 @@ def estimate(
 
     Args:
         model: The model.
-        method: The class of the optimizer, such as `mkor.MKOR`.
+        method: The class of the optimizer, such as `mkor.MKOR`, or `mkor.auto`.
         rows: Rows that a worker's batch gives a layer: samples, or samples times tokens where a
             layer sees tokens (places, for K-FAC and sketches of convolutions). A number, or one by
             the name of the layer. Only the work of hooks depends on it, and all of SNGD and HyLo.
@@ -161,18 +161,17 @@ def estimate(
         The estimate, layer by layer and in all.
 
     Raises:
-        TypeError: `method` is no class of an optimizer, or an option is unknown.
+        TypeError: `model` is no module, `method` no class of an optimizer, or an option is unknown.
         ValueError: An option, `rows` or `workers` is out of range.
 
     Example:
         >>> print(mkor.estimate(model, mkor.KFAC, rows=512, workers=8))
     """
-    require("workers", workers, is_count(workers, 1), "an integer of at least 1")
-    common, chosen = resolve(method, {k: v for k, v in options.items() if k != "skip"})
+    check_count("workers", workers, MOST_WORKERS)
+    subject = Subject.of(model, method, options)
+    common, chosen = subject.common, subject.method
     first = chosen.at(LATER[0]).first()
-    optimized = {id(parameter) for parameter in model.parameters()}
-    skip = tuple(options.get("skip", ()))
-    layers, left = find_layers(model, optimized, skip, lambda view: refusal(first, view))
+    layers, left = subject.layers(first)
     counts = rows_of(rows, layers)
     costs = {name: first.cost(layer.view.shape) for name, layer in layers.items()}
     division = Division.among(workers, common["grad_worker_fraction"], costs)
@@ -194,37 +193,6 @@ def estimate(
         tuple(division.by_worker({layer.name: layer.bytes for layer in found}, {})),
         division.busiest({layer.name: layer.step_flops for layer in found}, {}),
     )
-
-
-def resolve(method: object, options: dict[str, Any]) -> tuple[dict[str, Any], Method]:
-    """The common options and the method of an optimizer, checked as it checks them itself."""
-    if not (isinstance(method, type) and issubclass(method, Preconditioner)):
-        raise TypeError(
-            f"method must be the class of an optimizer such as mkor.MKOR, got {method!r}"
-        )
-    stand_in = nn.Linear(1, 1)
-    base = torch.optim.SGD(stand_in.parameters(), lr=1.0)
-    built = method(stand_in, base, **options)
-    built.close()
-    return built._common, built._method
-
-
-def refusal(method: Method, view: View) -> str | None:
-    """Why a method can't take a layer, or None."""
-    reason = observable(view, method.wants(view.shape)[1])
-    return reason or (None if any(method.sides(view.shape)) else method.limit())
-
-
-def rows_of(rows: int | Mapping[str, int], layers: dict[str, Layer]) -> dict[str, int]:
-    """The rows of every layer."""
-    if not isinstance(rows, Mapping):
-        rows = dict.fromkeys(layers, rows)
-    lacking = [name for name in layers if name not in rows]
-    if lacking:
-        raise ValueError(f"rows has no number for layer '{lacking[0]}': name every layer")
-    for name in layers:
-        require("rows", rows[name], is_count(rows[name], 1), "an integer of at least 1")
-    return {name: int(rows[name]) for name in layers}
 
 
 def shares(method: Method, schedule: UpdateSchedule) -> dict[Method, float]:
@@ -277,10 +245,18 @@ def table(found: Estimate, most: int = 12) -> str:
     if len(own) > most:
         rows.append((f"... and {len(own) - most} more", "", "", "", "", ""))
     rows.append(("all", "", *quantities(found)))
-    plural = "" if found.workers == 1 else "s"
-    title = f"{found.method} on {found.workers} worker{plural}: {len(own)} layers preconditioned"
+    on, made = several(found.workers, "worker"), several(len(own), "layer")
     mean = f"a step on average: {bytes_text(found.mean_wire)} on the wire, "
-    return "\n".join([title, *aligned(rows, left=2), mean + flops_text(found.mean_flops)])
+    lines = [f"{found.method} on {on}: {made} preconditioned", *aligned(rows, left=2)]
+    lines.append(mean + flops_text(found.mean_flops))
+    reasons = Counter(layer.reason for layer in found.layers if layer.reason is not None)
+    lines += [f"base optimizer only: {count} x {reason}" for reason, count in reasons.items()]
+    return "\n".join(lines)
+
+
+def several(count: int, word: str) -> str:
+    """A number of things."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def quantities(entry: LayerEstimate | Estimate) -> tuple[str, str, str, str]:
