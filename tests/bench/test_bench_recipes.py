@@ -270,3 +270,17 @@ def test_an_optimizers_own_length_replaces_that_of_all(recipe, common, own, step
     assert old in text
     recipe.write_text(text.replace(old, f"lr = 3.0\n{own}\nschedule"))
     assert read_recipe(recipe).entrant("sgd").steps == steps
+
+
+def test_a_fused_base_is_tried_without_memory_and_trains(mkor, recipe):
+    plain = TEXT.replace('base = "sgd"\nbase_options = { momentum = 0.9 }', 'base = "adamw"')
+    fused = plain.replace('base = "adamw"', 'base = "adamw"\nbase_options = { fused = true }')
+    states = []
+    for text in (plain, fused):
+        recipe.write_text(text)
+        result = mkor("recipe", recipe, "--check")
+        assert result.exit_code == 0, result.output
+        states.append([line for line in result.output.splitlines() if "mkor" in line])
+    assert states[0] and states[0] == states[1]
+    result = mkor("recipe", recipe, "--optimizer", "mkor", "--steps", 1)
+    assert result.exit_code == 0, result.output

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -187,7 +187,9 @@ def _counted_rows(model: nn.Module) -> Iterator[list[int]]:
 
 
 def _memory(model: nn.Module, entrant: Entrant, rows: int, recipe: Recipe) -> Memory:
-    optimizer = build_optimizer(model, entrant)
+    # Without memory there are no fused kernels; their state is the same.
+    plain = {key: value for key, value in entrant.base_options.items() if key != "fused"}
+    optimizer = build_optimizer(model, replace(entrant, base_options=plain))
     Rates(optimizer, entrant)
     with refusals(f"{entrant.where}.base_options"):
         base = _stepped(optimizer if entrant.method is None else optimizer.base)
