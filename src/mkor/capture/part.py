@@ -51,10 +51,8 @@ class Part:
         Raises:
             RuntimeError: The rows are divided, or their entries otherwise than the weight's.
         """
-        if self.team.size == 1:
-            return inputs
         here, *others = map(local, inputs)
-        if self.linear:
+        if self.team.size > 1 and self.linear:
             self.check(inputs[0], here)
         return here, *others
 
