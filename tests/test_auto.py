@@ -40,14 +40,17 @@ def test_patterns_leave_layers_to_adamw():
     assert reasons["embedding"] == "no rule for Embedding"
 
 
-def test_a_step_of_a_matrix_has_the_size_of_the_learning_rate():
+@pytest.mark.parametrize("rescale", ["fan_in", "rms"])
+def test_the_size_of_a_step_of_a_matrix(rescale):
     model = small()
-    optimizer = mkor.auto(model, lr=0.01, weight_decay=0.1)
+    optimizer = mkor.auto(model, lr=0.01, weight_decay=0.1, rescale=rescale)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     take_steps(model, optimizer, 1)
     for name in MATRICES - {"attention.in_proj_bias", "attention.in_proj_weight"}:
         moved = dict(model.named_parameters())[name] - (1 - 0.01 * 0.1) * before[name]
-        assert moved.square().mean().sqrt().item() == pytest.approx(0.01, rel=1e-3)
+        inputs = moved[0].numel()
+        size = {"rms": 0.01, "fan_in": 0.01 * (128 / inputs) ** 0.5}[rescale]
+        assert moved.square().mean().sqrt().item() == pytest.approx(size, rel=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:no layer is preconditioned:UserWarning")
@@ -138,6 +141,11 @@ def test_a_closed_optimizer_refuses_to_step():
 
 
 BAD = [
+    (
+        {"rescale": "gradient"},
+        ValueError,
+        "rescale='gradient' is unknown: choose from 'rms', 'fan_in'",
+    ),
     ({"lr": -1.0}, ValueError, "lr=-1.0 is out of range: lr must be finite and at least 0"),
     ({"lr": "fast"}, ValueError, "lr='fast' is out of range"),
     ({"lr": None}, ValueError, "lr=None is out of range"),

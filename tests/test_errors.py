@@ -34,7 +34,7 @@ OPTIONS = {
         ("skp", "on_nonfinite='skp' is unknown: choose from 'skip', 'reset', 'raise'")
     ],
     "rescale": [
-        ("grad", "rescale='grad' is unknown: choose from 'gradient', 'rms', None"),
+        ("grad", "rescale='grad' is unknown: choose from 'gradient', None, 'rms', 'fan_in'"),
         (False, "rescale=False is unknown"),
     ],
     "factor_decay": [

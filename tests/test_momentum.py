@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import mkor
-from mkor.rescale import unit_rms
+from mkor.rescale import fan_in_rms, unit_rms
 
 ROWS = {"representation": "lowrank", "statistic": "sketch", "vectors": 3, "rank": 4}
 KINDS = [{}, ROWS]
@@ -63,16 +63,18 @@ class Never:
 NEVER = Never()
 
 
+@pytest.mark.parametrize("rescale", ["rms", "fan_in"])
 @pytest.mark.parametrize("options", KINDS, ids=["dense", "lowrank"])
-def test_rms_makes_every_update_of_unit_size(options):
+def test_every_update_has_the_size_that_rescale_gives(options, rescale):
     model, data = model_and_data()
-    optimizer = optimizer_for(model, rescale="rms", momentum=0.9, **options)
+    optimizer = optimizer_for(model, rescale=rescale, momentum=0.9, **options)
     for x in data:
         backward(model, optimizer, x)
         optimizer.precondition()
         for layer in (model[0], model[2]):
             whole = torch.cat([layer.weight.grad, layer.bias.grad[:, None]], dim=1)
-            assert whole.square().mean().sqrt().item() == pytest.approx(1, rel=1e-9)
+            size = {"rms": 1, "fan_in": (128 / whole.shape[1]) ** 0.5}[rescale]
+            assert whole.square().mean().sqrt().item() == pytest.approx(size, rel=1e-9)
         optimizer.base.step()
 
 
@@ -99,11 +101,20 @@ def test_unit_rms_by_hand():
     torch.testing.assert_close(unit_rms(update, grad), expected)
 
 
-def test_unit_rms_of_a_block_counts_the_whole():
+def test_fan_in_rms_by_hand():
+    update, grad = torch.tensor([[[3.0, 4.0], [0, 0]]]), torch.ones(1, 2, 2)
+    expected = torch.tensor([[[0.6, 0.8], [0, 0]]]) * 256**0.5  # a norm of √(128 o)
+    torch.testing.assert_close(fan_in_rms(update, grad), expected)
+
+
+@pytest.mark.parametrize("rescale", [unit_rms, fan_in_rms])
+@pytest.mark.parametrize("block", [(slice(2), slice(4)), (slice(6), slice(1, 3))])
+def test_the_size_of_a_block_is_that_of_the_whole(rescale, block):
     whole = torch.randn(1, 6, 4)
     sizes = tuple(torch.linalg.vector_norm(whole).view(1, 1, 1) for _ in range(2))
-    block = unit_rms(whole[:, :2].clone(), whole[:, :2], sizes, whole.numel())
-    torch.testing.assert_close(block, unit_rms(whole.clone(), whole)[:, :2])
+    part = whole[0][block][None]
+    found = rescale(part.clone(), part, sizes, (6, 4))
+    torch.testing.assert_close(found, rescale(whole.clone(), whole)[0][block][None])
 
 
 def test_a_layer_that_was_not_seen_still_moves_by_its_momentum():

@@ -29,7 +29,7 @@ from mkor.meter import Meter, device_of
 from mkor.methods.base import Kind, LayerShape, Method, Seen, State, Update
 from mkor.momentum import Buffers, accelerate
 from mkor.ownership import Ownership
-from mkor.rewrite import RESCALE, Rewriter
+from mkor.rewrite import RESCALE, SIZED, Rewriter
 from mkor.schedule import UpdateSchedule
 from mkor.synchronise import Answers, answer, complete, run_together
 
@@ -235,7 +235,7 @@ class Engine:
 
         It does unless gradients change without them: then no factors stand for the identity.
         """
-        anyway = self.momentum is not None or self.rescale == "rms"
+        anyway = self.momentum is not None or self.rescale in SIZED
         return {n: la.view for n, la in self.layers.items() if anyway or self.records[n].updates}
 
     def value(self, option: float | Callable[[int], float]) -> float:

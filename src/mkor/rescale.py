@@ -14,6 +14,12 @@ from torch import Tensor
 Sizes = tuple[Tensor, Tensor]
 """Frobenius norms of an update and of its gradient, [G, 1, 1] each."""
 
+Sides = tuple[int, int]
+"""Numbers of outputs and inputs of a matrix, (o, i)."""
+
+USUAL_INPUTS = 128
+"""Inputs of a matrix whose updates `fan_in_rms` gives a root mean square of 1."""
+
 
 def sizes_of(update: Tensor, grad: Tensor) -> Sizes:
     """The sizes of whole matrices [G, o, i]."""
@@ -24,7 +30,7 @@ def sizes_of(update: Tensor, grad: Tensor) -> Sizes:
 
 
 def match_norm(
-    update: Tensor, grad: Tensor, sizes: Sizes | None = None, entries: int | None = None
+    update: Tensor, grad: Tensor, sizes: Sizes | None = None, sides: Sides | None = None
 ) -> Tensor:
     """Give `update` the Frobenius norm of `grad`, per matrix (Algorithm 1, line 10).
 
@@ -36,7 +42,7 @@ def match_norm(
         update: ΔW, [G, o, i].
         grad: ∇W, [G, o, i], same dtype.
         sizes: Their norms, where these are blocks of the matrices.
-        entries: As for `unit_rms`.
+        sides: As for `unit_rms`.
 
     Returns:
         A tensor [G, o, i]; may reuse the memory of `update`.
@@ -50,7 +56,7 @@ def match_norm(
 
 
 def unit_rms(
-    update: Tensor, grad: Tensor, sizes: Sizes | None = None, entries: int | None = None
+    update: Tensor, grad: Tensor, sizes: Sizes | None = None, sides: Sides | None = None
 ) -> Tensor:
     """Give `update` a root mean square of 1, per matrix, so that a learning rate is a step's size.
 
@@ -61,13 +67,31 @@ def unit_rms(
         update: ΔW, [G, o, i].
         grad: What was preconditioned, [G, o, i], same dtype.
         sizes: Their norms, where these are blocks of the matrices.
-        entries: Number of entries of a whole matrix, where these are blocks.
+        sides: o and i of a whole matrix, where these are blocks.
 
     Returns:
         A tensor [G, o, i]; may reuse the memory of `update`.
     """
+    outputs, inputs = sides or update.shape[-2:]
+    return of_norm(update, grad, sizes, math.sqrt(outputs * inputs))
+
+
+def fan_in_rms(
+    update: Tensor, grad: Tensor, sizes: Sizes | None = None, sides: Sides | None = None
+) -> Tensor:
+    """Give `update` a root mean square of √(128/i), per matrix: that of `unit_rms` at i = 128.
+
+    What a step adds to an output is then about the same however many inputs it is a sum over, as
+    where Muon scales an orthogonal update by √max(1, o/i) and o ≥ i; so a learning rate fits
+    networks of other widths too. Arguments and the rest are those of `unit_rms`.
+    """
+    outputs, _ = sides or update.shape[-2:]
+    return of_norm(update, grad, sizes, math.sqrt(outputs * USUAL_INPUTS))
+
+
+def of_norm(update: Tensor, grad: Tensor, sizes: Sizes | None, wanted: float) -> Tensor:
+    """Give `update` the Frobenius norm `wanted`; see `unit_rms` for the rest."""
     size, other = sizes or sizes_of(update, grad)
-    wanted = math.sqrt(entries or update.shape[-2] * update.shape[-1])
     sound = (size < math.inf) & (wanted / size < math.inf)
     chosen = torch.where(sound, update, grad, out=update)
     size = torch.where(sound, size, other)
@@ -75,7 +99,7 @@ def unit_rms(
 
 
 def keep_finite(
-    update: Tensor, grad: Tensor, sizes: Sizes | None = None, entries: int | None = None
+    update: Tensor, grad: Tensor, sizes: Sizes | None = None, sides: Sides | None = None
 ) -> Tensor:
     """Return `update`, or `grad` for the matrices where the update is not finite, [G, o, i]."""
     size, _ = sizes or sizes_of(update, grad)

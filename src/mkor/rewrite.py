@@ -24,13 +24,16 @@ from mkor.capture.views import View
 from mkor.distributed.guard import during
 from mkor.methods.base import Method, State
 from mkor.ownership import Ownership
-from mkor.rescale import Sizes, keep_finite, kl_factor, match_norm, unit_rms
+from mkor.rescale import Sides, Sizes, fan_in_rms, keep_finite, kl_factor, match_norm, unit_rms
 from mkor.synchronise import exchange_shares, run_together
 
 Rates = dict[int, Any]
-Scale = Callable[[Tensor, Tensor, Sizes | None, int], Tensor]
+Scale = Callable[[Tensor, Tensor, Sizes | None, Sides], Tensor]
 
-RESCALE: dict[str | None, Scale] = {"gradient": match_norm, "rms": unit_rms, None: keep_finite}
+SIZED: dict[str | None, Scale] = {"rms": unit_rms, "fan_in": fan_in_rms}
+"""Scales that give an update a size of its own, whatever the gradient's, by the name."""
+
+RESCALE: dict[str | None, Scale] = {"gradient": match_norm, None: keep_finite, **SIZED}
 """How a preconditioned gradient is scaled, by the name of the option `rescale`."""
 
 
@@ -108,7 +111,7 @@ class Rewriter:
     def improve(self, view: View, state: State, grad: Tensor) -> Tensor:
         """A gradient [G, o, i] preconditioned and rescaled."""
         update = self.method.precondition(state, grad).to(grad.dtype)
-        return self.scale(view.present(update), grad, None, entries(view))
+        return self.scale(view.present(update), grad, None, sides(view))
 
     def write(self, view: View, update: Tensor, grad: Tensor) -> Tensor:
         """Write the result; its product with the gradient, if that is needed, else nothing."""
@@ -124,7 +127,7 @@ class Rewriter:
         squares = [counted(tensor, block).square().sum() for tensor in (update, grad)]
         sizes = (yield Shares(both={"squares": torch.stack(squares)}))["squares"].sqrt()
         norms = (sizes[0].view(1, 1, 1), sizes[1].view(1, 1, 1))
-        update = self.scale(update, grad, norms, entries(view))
+        update = self.scale(update, grad, norms, sides(view))
         product = self.product(counted(update, block), grad)
         view.write(update, block)
         shared = yield Shares(both={} if self.clip is None else {"product": product})
@@ -137,6 +140,6 @@ class Rewriter:
         return torch.dot(update.flatten(), grad.flatten())
 
 
-def entries(view: View) -> int:
-    """Number of entries of each matrix of a layer, whole."""
-    return view.shape.outputs * view.shape.inputs
+def sides(view: View) -> Sides:
+    """Numbers of outputs and inputs of each matrix of a layer, whole."""
+    return view.shape.outputs, view.shape.inputs

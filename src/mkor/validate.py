@@ -25,6 +25,7 @@ from mkor.distributed.comm import is_sharded
 from mkor.distributed.team import team_of
 from mkor.hybrid import HybridSwitch
 from mkor.report import LayerInfo
+from mkor.rewrite import RESCALE
 from mkor.warn import warn
 
 WIRE_DTYPES = (None, torch.float32, torch.float64, torch.bfloat16)
@@ -36,7 +37,7 @@ def common_options(options: dict[str, Any]) -> dict[str, Any]:
     warmup = options["warmup_steps"]
     every = counted("factor_update_steps", options["factor_update_steps"])
     require("warmup_steps", warmup, is_count(warmup, 0), "an integer of at least 0")
-    one_of("rescale", options["rescale"], ("gradient", "rms", None))
+    one_of("rescale", options["rescale"], tuple(RESCALE))
     momentum = options.get("momentum")
     if momentum is not None:
         momentum = scheduled("momentum", momentum, share, "at least 0 and below 1, or None")

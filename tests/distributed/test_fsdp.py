@@ -23,7 +23,7 @@ METHODS = {
     "window": {"representation": "window", "window": 3},
     "low rank": THIN,
     "low rank, clipped": {**THIN, "rescale": None, "kl_clip": 1e-3},
-    "low rank, momentum": {**THIN, "momentum": 0.9, "rescale": "rms"},
+    "low rank, momentum": {**THIN, "momentum": 0.9, "rescale": "fan_in"},
     "dense, momentum": {"momentum": 0.9},
     "auto": {"method": "auto"},
     "K-FAC, eigen": {"method": "KFAC"},

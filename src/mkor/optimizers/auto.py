@@ -16,9 +16,10 @@ from mkor.baselines.split import SplitAdamW
 from mkor.capture.attention import AttentionInputView
 from mkor.capture.discover import FOREIGN, find_layers
 from mkor.capture.views import View
-from mkor.checks import Schedule, refuse_sparse
+from mkor.checks import Schedule, one_of, refuse_sparse
 from mkor.optimizers.mkor import MKOR
 from mkor.report import LayerInfo
+from mkor.rewrite import SIZED
 
 
 class Auto(MKOR):
@@ -141,6 +142,7 @@ def auto(
     vectors: int = 16,
     rank: int = 40,
     power: float = 0.75,
+    rescale: str = "rms",
     factor_decay: Schedule = 0.95,
     damping: Schedule = 0.003,
     factor_update_steps: int | Callable[[int], int] = 4,
@@ -178,6 +180,8 @@ def auto(
         vectors: Random sums of a layer's rows an update (r).
         rank: Eigenvectors that are kept of a side's covariance (k).
         power: Exponent p of the inverse covariances.
+        rescale: Root mean square of an update: "rms" for 1, "fan_in" for √(128/i) of a matrix with
+            i inputs, with which one `lr` fits networks of more widths.
         factor_decay: Weight of the old covariance in its moving average (γ).
         damping: Weight of the identity relative to the trace of the covariance (μ).
         factor_update_steps: Steps between updates of the covariances (f).
@@ -195,6 +199,7 @@ def auto(
     validate.check_model(model)
     check_modules(model)
     validate.patterns("adamw", adamw)
+    one_of("rescale", rescale, tuple(SIZED))
     groups = split(model, adamw)
     base = SplitAdamW(
         groups, lr, adamw_lr=adamw_lr, betas=betas, eps=eps, weight_decay=weight_decay
@@ -204,7 +209,7 @@ def auto(
         base,
         representation="lowrank",
         statistic="sketch",
-        rescale="rms",
+        rescale=rescale,
         momentum=momentum,
         vectors=vectors,
         rank=rank,

@@ -117,7 +117,7 @@ class MKOR(Preconditioner):
                 no momentum of its own.
             rescale: "gradient" keeps the norm of the gradient (line 10), or of the momentum;
                 "rms" gives each update a root mean square of 1, so that a learning rate is the
-                size of a step; None keeps the result.
+                size of a step; "fan_in" one of √(128/i), i inputs; None keeps the result.
             kl_clip: Bound κ on Σ lr²⟨V, ∇W⟩ over all layers: updates V are scaled by
                 √(κ/|Σ lr²⟨V, ∇W⟩|) where that is below 1; None leaves them.
             skip: Regular expressions; layers in whose name one of them is found are left to the
