@@ -66,7 +66,7 @@ LR = typer.Option(
     metavar="NUMBER",
     parser=learning_rate,
     help="Peak learning rate.",
-    show_default="the task's own, or 0.01",
+    show_default="the task's own, or 0.01, auto 0.003",
 )
 SEED = typer.Option(
     metavar="N",

@@ -40,9 +40,6 @@ from mkor_bench.tasks.source import TaskSource, resolve_tasks
 from mkor_bench.train import Run, Settings, Training, clock, train
 from mkor_bench.workers import Workers, cores, default_workers
 
-DEFAULT_LR = 0.01
-"""For tasks that do not say better."""
-
 _FILES = (RESULTS_NAME, CURVES_NAME)
 
 
@@ -204,7 +201,7 @@ def _begin_or_resume(
         resume(training, state)
         return training
     refuse_to_overwrite(folder)
-    lr = float(task.default_lrs.get(optimizer, DEFAULT_LR))
+    lr = float(task.default_lrs.get(optimizer, optimizer_row(optimizer).lr))
     defaults = {"lr": lr, "steps": task.steps, "seed": 0}
     return Training(task, Settings(optimizer=optimizer, **{**defaults, **named}))
 

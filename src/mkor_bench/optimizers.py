@@ -42,6 +42,7 @@ class OptimizerRow:
         base: The optimizer that it stands on, and is never to be worse than; None for none.
         made_by: The public name of mkor that makes it, whose defaults it has; None for none.
         compared: Whether `mkor compare` takes it where it is not told what to take.
+        lr: What `mkor train` takes where neither the task nor the user says.
     """
 
     name: str
@@ -51,6 +52,7 @@ class OptimizerRow:
     base: str | None = None
     made_by: str | None = None
     compared: bool = False
+    lr: float = 0.01
 
 
 def _sgd(model: nn.Module, lr: float, **options: Any) -> Optimizer:
@@ -134,6 +136,7 @@ _ROWS = (
         base="adamw",
         made_by="auto",
         compared=True,
+        lr=0.003,
     ),
     replace(_on_sgd("mkor", "MKOR", "MKOR"), compared=True),
     OptimizerRow(

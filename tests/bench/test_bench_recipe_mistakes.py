@@ -294,6 +294,8 @@ def test_a_mistake_in_a_recipe_is_told_in_one_line(mkor, recipe, mistake):
 def test_mistakes_of_the_command_are_told_before_anything_is_written(mkor, recipe, tmp_path):
     for arguments, message in {
         ("--optimizer", "kfac"): "unknown optimizer of digits.toml 'kfac'",
+        ("--check", "--optimizer", "kfac"): "unknown optimizer of digits.toml 'kfac'",
+        ("--check", "--data", "there"): "--check reads no data, but got --data 'there'",
         ("--steps", "9"): "--steps must be from 1 to 8, got 9",
         ("--resume", "--output", "none"): "recipe.pt' does not exist: leave out --resume",
     }.items():

@@ -183,6 +183,13 @@ def test_a_single_training_has_the_tasks_learning_rate_for_its_optimizer(mkor, t
         assert state["settings"]["lr"] == lr
 
 
+def test_a_rate_where_the_task_has_none_is_the_optimizers(mkor, tiny, tmp_path):
+    for optimizer, lr in (("sgd", 0.01), ("auto", 0.003), ("auto:rank=3", 0.003)):
+        folder = tmp_path / optimizer.replace(":", "-")
+        mkor("train", f"{tiny}:task", "--optimizer", optimizer, "--output", folder, "--steps", 2)
+        assert load(folder)["settings"]["lr"] == lr
+
+
 def test_a_diverged_training_says_what_to_try(mkor, tiny):
     result = mkor("train", f"{tiny}:task", "--optimizer", "sgd", "--lr", "1e30")
     assert result.exit_code == 1

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -124,6 +125,26 @@ def test_saved_on_four_workers_and_loaded_on_two(tmp_path):
     for name, (went_on, again) in saved.items():
         assert farthest(again, went_on)[0] < 1e-9, name
         assert farthest(loaded[name], went_on)[0] < 1e-6, name
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of its serialisation
+def test_auto_whose_base_has_no_state_of_matrices(tmp_path):
+    def build_auto():
+        model = new_model()
+        return model, optimizer_for(model, "auto")
+
+    model, optimizer = build_auto()
+    train(model, optimizer, data=FIRST)
+    dcp.save(state_of(model, optimizer), checkpoint_id=tmp_path, no_dist=True)
+    went_on = train(model, optimizer, data=LAST)
+    model, optimizer = build_auto()
+    state = state_of(model, optimizer)
+    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+    set_model_state_dict(model, state["model"])
+    lenient = StateDictOptions(strict=False)
+    set_optimizer_state_dict(model, optimizer.base, state["optimizer"], options=lenient)
+    again = train(model, optimizer, data=LAST)
+    assert all(torch.equal(again[name], went_on[name]) for name in went_on)
 
 
 def misuse(rank, path):

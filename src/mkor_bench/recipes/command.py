@@ -51,10 +51,14 @@ def run_recipe(
         resumes: Whether to continue the checkpoint in the output folder.
     """
     recipe = read_recipe(path)
+    entrant = recipe.entrant(optimizer or next(iter(recipe.entrants)))
     if check:
+        if data is not None:
+            raise UserError(
+                f"--check reads no data, but got --data {data!r}: leave one of them out."
+            )
         tell(recipe, check_recipe(recipe))
         return
-    entrant = recipe.entrant(optimizer or next(iter(recipe.entrants)))
     if recipe.workers > 1 and not launched():
         raise UserError(
             f"recipe {str(path)!r} is for {recipe.workers} workers: start it on each machine with "

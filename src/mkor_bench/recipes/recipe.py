@@ -232,9 +232,15 @@ def _span(fields: Fields, epoch: float | None) -> Span:
     """Returns how long an optimizer trains: so many steps, or epochs."""
     rule = "a positive number"
     epochs = fields.number("epochs", rule, least=sys.float_info.min, default=None)
+    steps = fields.whole("steps", 1, default=None)
+    if epochs is None and steps is None:
+        raise UserError(
+            f"{fields.where} lacks 'steps': add it, a whole number of at least 1, or 'epochs' and, "
+            "in [common], 'epoch', the samples of one."
+        )
     if epochs is None:
-        return Span(fields.whole("steps", 1), epoch)
-    if fields.whole("steps", 1, default=None) is not None:
+        return Span(steps, epoch)
+    if steps is not None:
         raise UserError(f"{fields.where} has both steps and epochs: leave one of them out.")
     if epoch is None:
         raise UserError(
