@@ -17,6 +17,9 @@ from mkor_bench.scale.model import Machine, predict
 LARGE = 2**21
 """Numbers of the all-reduce that bandwidth is measured by."""
 
+PRODUCTS, REDUCTIONS = 100, 20
+"""How many of each are timed."""
+
 
 def network(width: int, depth: int) -> nn.Sequential:
     """Returns equal layers, so that any number of workers can divide them."""
@@ -27,7 +30,8 @@ def network(width: int, depth: int) -> nn.Sequential:
 def measured_machine(workers: int, width: int, rows: int) -> Machine:
     """Measures products while all processes multiply, and all-reduces.
 
-    Processes that share cores share the rate as well.
+    Processes that share cores share the rate as well. They take turns there for longer than a
+    product takes, so that only the mean over many tells.
 
     Args:
         workers: Processes, of which this is one.
@@ -35,13 +39,15 @@ def measured_machine(workers: int, width: int, rows: int) -> Machine:
         rows: Of a batch.
     """
     inputs, weight = torch.randn(rows, width), torch.randn(width, width)
-    rate = 2 * inputs.numel() * width / median_seconds(lambda: inputs @ weight)
+    if workers > 1:
+        dist.barrier()
+    rate = 2 * inputs.numel() * width / mean_seconds(lambda: inputs @ weight, PRODUCTS)
     if workers == 1:
         return Machine(rate, 1e9, 0.0)
     small, large = torch.zeros(8), torch.zeros(LARGE)
     messages = 2 * (workers - 1)
-    latency = median_seconds(lambda: dist.all_reduce(small)) / messages
-    spent = median_seconds(lambda: dist.all_reduce(large)) / messages - latency
+    latency = mean_seconds(lambda: dist.all_reduce(small), REDUCTIONS) / messages
+    spent = mean_seconds(lambda: dist.all_reduce(large), REDUCTIONS) / messages - latency
     return Machine(rate, large.numel() * 4 / workers / max(spent, 1e-9), latency)
 
 
@@ -51,8 +57,17 @@ def median_machine(found: list[Machine]) -> Machine:
     return Machine(*(statistics.median(getattr(own, key) for own in found) for key in keys))
 
 
-def median_seconds(function: Callable[[], Any], times: int = 15) -> float:
-    """Returns the median wall time of a call: processes wait for each other."""
+def mean_seconds(function: Callable[[], Any], times: int) -> float:
+    """Returns the mean wall time of a call, after a first one."""
+    function()
+    begin = time.perf_counter()
+    for _ in range(times):
+        function()
+    return (time.perf_counter() - begin) / times
+
+
+def median_seconds(function: Callable[[], Any], times: int) -> float:
+    """Returns the median wall time of a call, for what is long beside a turn on a core."""
     spent = []
     for _ in range(times):
         begin = time.perf_counter()
