@@ -73,7 +73,7 @@ def run(task_name: str, rule: Rule, lr: float, target: float, seeds: int) -> dic
 
 def main() -> None:
     """Run, print, store."""
-    study = json.loads(STUDY.read_text())["tasks"]
+    study = json.loads(STUDY.read_text())["data"]["tasks"]
     usual = [name for name, task in study.items() if "auto" in task["optimizers"]]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", default=",".join(usual))

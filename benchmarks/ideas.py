@@ -69,7 +69,7 @@ def run(name: str, idea: str, lr: float, target: float, seeds: int) -> dict[str,
 
 def main() -> None:
     """Run, print, store."""
-    study = json.loads(STUDY.read_text())["tasks"]
+    study = json.loads(STUDY.read_text())["data"]["tasks"]
     usual = [name for name, task in study.items() if "auto" in task["optimizers"]]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", default=",".join(usual))
