@@ -1,7 +1,7 @@
 """Dampings that a layer finds by its own spectrum, against one damping for all, in mkor.auto.
 
     MKOR_DATA=... python benchmarks/damping.py
-    MKOR_DATA=... python benchmarks/damping.py --tasks shakespeare --rules fixed,noise
+    MKOR_DATA=... python benchmarks/damping.py --tasks shakespeare --variants fixed,noise
 
 λ are the eigenvalues that are kept of a side's covariance in parts of its trace, d is the side, k
 their number. What they leave, 1 - Σλ, is spread over d - k directions: "noise" takes that level for
@@ -12,23 +12,14 @@ to the final loss of AdamW in that study.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
-from record import save
 from torch import Tensor
+from variants import compare_variants
 
 from mkor.factors.lowrank import LowRank
-from mkor_bench.summary import OptimizerResult
-from mkor_bench.tasks.source import TaskSource
-from mkor_bench.train import Settings, Training, train
-
-STUDY = Path(__file__).parent / "results" / "study" / "defaults.json"
+from mkor_bench.train import Training
 
 Rule = Callable[[Tensor, int], Tensor]
 """The damping [G] of λ [G, k] and d."""
@@ -60,40 +51,10 @@ RULES: dict[str, Rule] = {
 }
 
 
-def run(task_name: str, rule: Rule, lr: float, target: float, seeds: int) -> dict[str, Any]:
-    """Trainings with a rule."""
+def apply(training: Training, rule: Rule) -> None:
+    """Let layers take their damping by a rule."""
     LowRank.level = lambda self, relative, side: rule(relative.square(), side)  # type: ignore
-    task = TaskSource(task_name, os.environ.get("MKOR_DATA")).load()
-    found = [train(Training(task, Settings("auto", lr, seed, task.steps))) for seed in range(seeds)]
-    result = OptimizerResult("auto", {}, {lr: found})
-    reached = result.reach(target)
-    loss, spread = result.final_loss
-    return {"final loss": loss, "spread": spread, "steps": reached and reached[0]}
-
-
-def main() -> None:
-    """Run, print, store."""
-    study = json.loads(STUDY.read_text())["data"]["tasks"]
-    usual = [name for name, task in study.items() if "auto" in task["optimizers"]]
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", default=",".join(usual))
-    parser.add_argument("--rules", default=",".join(RULES))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/damping.json"))
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    results: dict[str, Any] = {}
-    if arguments.output.exists():
-        results = json.loads(arguments.output.read_text())["results"]
-    names = [name for name in RULES if name in arguments.rules.split(",")]
-    for task in arguments.tasks.split(","):
-        lr, target = study[task]["optimizers"]["auto"]["lr"], study[task]["target"]["final_loss"]
-        for name in names:
-            found = run(task, RULES[name], lr, target, arguments.seeds)
-            results.setdefault(task, {})[name] = {"lr": lr, "seeds": arguments.seeds, **found}
-            print(f"{task:<20} {name:<24} {found}", flush=True)
-            save(arguments.output, results)
 
 
 if __name__ == "__main__":
-    main()
+    compare_variants(__doc__.splitlines()[0], RULES, apply, "damping.json")
