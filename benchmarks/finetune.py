@@ -12,7 +12,6 @@ that is in the results file is not run again, so that an interrupted command goe
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import save
+from record import save, stored
 
 import mkor
 from mkor.integrations.huggingface import PreconditionerCallback, optimizer_factory
@@ -101,11 +100,6 @@ def run(row: str, lr: float, seed: int, steps: int) -> dict[str, Any]:
     }
 
 
-def kept(path: Path) -> dict[str, Any]:
-    """Runs that are in a results file already."""
-    return json.loads(path.read_text())["results"]["runs"] if path.exists() else {}
-
-
 def summary(runs: dict[str, Any], steps: int, seeds: int) -> dict[str, Any]:
     """Means and spreads over the seeds of the rows that are complete."""
     out: dict[str, Any] = {}
@@ -133,7 +127,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=results)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    runs = kept(options.output)
+    runs = stored(options.output).get("runs", {})
 
     def need(row: str, lr: float, seed: int) -> None:
         key = f"{row} lr={lr} seed={seed} steps={options.steps}"

@@ -39,3 +39,9 @@ def save(path: Path, results: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
     print(f"wrote {path}")
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """What `save` wrote, or nothing yet."""
+    results: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}
+    return results

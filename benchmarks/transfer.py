@@ -12,7 +12,6 @@ best rates of the narrowest and the widest network are no further apart than a s
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from record import save
+from record import save, stored
 from torch import Tensor, nn
 
 from mkor import rescale, rewrite
@@ -115,9 +114,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/transfer.json"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results: dict[str, Any] = {}
-    if arguments.output.exists():
-        results = json.loads(arguments.output.read_text())["results"]
+    results = stored(arguments.output)
     for name in arguments.tasks.split(","):
         for rule in arguments.rules.split(","):
             start = 0.004

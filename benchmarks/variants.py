@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from record import save
+from record import save, stored
 
 from mkor_bench.summary import OptimizerResult
 from mkor_bench.tasks.source import TaskSource
@@ -46,9 +46,7 @@ def compare_variants(
     parser.add_argument("--output", type=Path, default=RESULTS / output)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results: dict[str, Any] = {}
-    if arguments.output.exists():
-        results = json.loads(arguments.output.read_text())["results"]
+    results = stored(arguments.output)
     for name in arguments.tasks.split(","):
         lr, target = study[name]["optimizers"]["auto"]["lr"], study[name]["target"]["final_loss"]
         task = TaskSource(name, os.environ.get("MKOR_DATA")).load()

@@ -72,6 +72,16 @@ def test_a_metric_that_does_not_improve_has_a_knee_after_the_dwell(slope):
     assert knees([5 + slope * t for t in range(10)], dwell=4) == [4, 8]
 
 
+@pytest.mark.parametrize(("decay", "call"), [(0.9, 36), (0.7, 12)])
+def test_how_long_a_fall_is_remembered(decay, call):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = mkor.KneePointLR(optimizer, decay=decay)
+    for number in range(1, call + 1):
+        assert scheduler.knees == 0, number
+        scheduler.step(1.0 if number == 1 else 0.0)
+    assert scheduler.knees == 1
+
+
 def test_accuracy_is_to_rise():
     loss = decaying(100)
     falling = knees(loss, dwell=5)

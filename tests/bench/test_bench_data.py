@@ -166,7 +166,7 @@ def test_the_hub_gives_the_same_kind_of_data(monkeypatch, folder):
         images = (part.images[:, 0] * 255).round().to(torch.uint8).numpy()
         return {"image": [Image.fromarray(i) for i in images], "label": part.labels.tolist()}
 
-    monkeypatch.setattr("mkor_bench.data.mnist.from_hub", stored)
+    monkeypatch.setattr("mkor_bench.data.images.from_hub", stored)
     load_mnist.cache_clear()
     fetched = load_mnist(store.HUB)
     load_mnist.cache_clear()

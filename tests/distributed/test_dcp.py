@@ -114,8 +114,8 @@ def test_saved_on_two_workers_and_loaded_on_two_and_one(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_saved_on_four_workers_and_loaded_on_two(tmp_path):
-    """DDP to DDP, whose buckets another order of sums may fill, and to FSDP2 on fewer workers."""
+def test_saved_on_four_workers_and_loaded_on_two_and_one(tmp_path):
+    """DDP to DDP, whose buckets another order of sums may fill; FSDP2 on two; one without any."""
     path = str(tmp_path / "checkpoint")
     for made in ("four", "two"):
         (tmp_path / made).mkdir()
@@ -125,6 +125,7 @@ def test_saved_on_four_workers_and_loaded_on_two(tmp_path):
     for name, (went_on, again) in saved.items():
         assert farthest(again, went_on)[0] < 1e-9, name
         assert farthest(loaded[name], went_on)[0] < 1e-6, name
+        assert farthest(alone(path, name), went_on)[0] < 1e-6, name
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its serialisation

@@ -1,8 +1,8 @@
 """Random signs from a hash of numbers, and the number that a call's rows begin with.
 
 A compiled graph calls these as operators that the compiler does not look into. Inlined, each
-consumer would compute the hash again, the hash of a hash several hundred times: two layers then
-took inductor thirty seconds more.
+consumer would compute the hash again, the hash of a hash several hundred times, and compiling took
+longer than training.
 """
 
 from __future__ import annotations

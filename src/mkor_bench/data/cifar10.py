@@ -7,19 +7,17 @@ and ``labels`` [n]. On the hub: ``uoft-cs/cifar10``.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
-from mkor_bench.data.images import Images, Layout, Split, read_arrays, standardised
-from mkor_bench.data.store import BLANK, Store, from_hub, local_files, need_store
+from mkor_bench.data.images import Arrays, Images, Layout, standardised
+from mkor_bench.data.store import Store
 
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
 """Of each channel over the full training set."""
 
-_LAYOUT = Layout((32, 32, 3), 10)
+_ARRAYS = Arrays("CIFAR-10", "cifar10", "uoft-cs/cifar10", "img", Layout((32, 32, 3), 10))
 
 
 @cache
@@ -35,27 +33,9 @@ def load_cifar10(store: Store) -> Images:
     Raises:
         UserError: It cannot be had there, or is not as documented.
     """
-    place = need_store(store, "CIFAR-10")
-    if place == BLANK:
-        return _LAYOUT.blank()
-    if isinstance(place, Path):
-        train, test = map(_read, local_files(place, "cifar10", "train.npz", "test.npz"))
-    else:
-        train, test = (_from_hub(split) for split in ("train", "test"))
-    return Images(train, test)
+    return _ARRAYS.load(store)
 
 
 def normalised(images: Tensor) -> Tensor:
     """Standardises pixels from 0 to 1, [n, 3, 32, 32], by the figures above."""
     return standardised(images, MEAN, STD)
-
-
-def _read(path: Path) -> Split:
-    images, labels = read_arrays(path, "images", "labels")
-    return _LAYOUT.split(images, labels, repr(str(path)))
-
-
-def _from_hub(split: str) -> Split:
-    rows = from_hub("uoft-cs/cifar10", None, split)
-    images = np.stack([np.asarray(image) for image in rows["img"]])
-    return _LAYOUT.split(images, rows["label"], f"the {split} part of 'uoft-cs/cifar10'")

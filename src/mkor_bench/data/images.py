@@ -11,7 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mkor_bench.data.store import BLANK, reading, unfit
+from mkor_bench.data.store import (
+    BLANK,
+    Store,
+    from_hub,
+    local_files,
+    need_store,
+    reading,
+    unfit,
+)
 
 _BLANK_ROWS = 1_024
 
@@ -142,6 +150,53 @@ def read_arrays(path: Path, *names: str) -> list[Any]:
     # Opened here, since NumPy leaves what is no archive open.
     with reading(path, rule), path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
         return [stored[name] for name in names]
+
+
+class Arrays(NamedTuple):
+    """A data set whose parts are arrays: ``train.npz`` and ``test.npz`` of a folder, or the hub's.
+
+    Attributes:
+        title: What errors call it.
+        folder: In the data folder.
+        hub: Its name on the hub.
+        column: Of the images there.
+        layout: What the arrays must be.
+    """
+
+    title: str
+    folder: str
+    hub: str
+    column: str
+    layout: Layout
+
+    def load(self, store: Store) -> Images:
+        """Loads it.
+
+        Args:
+            store: The data folder, or "hub".
+
+        Returns:
+            Images with channels first and pixels from 0 to 1, and their classes.
+
+        Raises:
+            UserError: It cannot be had there, or is not as documented.
+        """
+        place = need_store(store, self.title)
+        if place == BLANK:
+            return self.layout.blank()
+        if isinstance(place, Path):
+            files = local_files(place, self.folder, "train.npz", "test.npz")
+            return Images(*map(self._read, files))
+        return Images(*(self._from_hub(part) for part in ("train", "test")))
+
+    def _read(self, path: Path) -> Split:
+        images, labels = read_arrays(path, "images", "labels")
+        return self.layout.split(images, labels, repr(str(path)))
+
+    def _from_hub(self, part: str) -> Split:
+        rows = from_hub(self.hub, None, part)
+        images = np.stack([np.asarray(image) for image in rows[self.column]])
+        return self.layout.split(images, rows["label"], f"the {part} part of {self.hub!r}")
 
 
 def _kind(array: Any) -> str:

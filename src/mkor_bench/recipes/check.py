@@ -195,25 +195,15 @@ def _memory(model: nn.Module, entrant: Entrant, rows: int, recipe: Recipe) -> Me
         base = _stepped(optimizer if entrant.method is None else optimizer.base)
     if entrant.method is None:
         return Memory(base, 0, 0.0)
-    method, options = _estimated(entrant)
+    method, options = METHODS[str(entrant.method)], method_options(entrant)
+    options.pop("hybrid", None)
     with refusals(f"{entrant.where}.options"):
         found = mkor.estimate(model, method, rows=rows, workers=recipe.workers, **options)
+    defaults = {key: p.default for key, p in inspect.signature(method).parameters.items()}
+    moves = {**defaults, **options}.get("momentum")
     kept = [layer for layer in found.layers if layer.reason is None]
-    momentum = sum(4 * prod(layer.shape) for layer in kept) if options.get("momentum") else 0
+    momentum = sum(4 * prod(layer.shape) for layer in kept) if moves else 0
     return Memory(base, found.bytes + momentum, found.mean_wire)
-
-
-def _estimated(entrant: Entrant) -> tuple[Any, dict[str, Any]]:
-    """Returns what :func:`mkor.estimate` is to be asked."""
-    options = method_options(entrant)
-    options.pop("hybrid", None)
-    if entrant.method != "auto":
-        return METHODS[str(entrant.method)], options
-    known = inspect.signature(mkor.MKOR).parameters
-    defaults = {key: p.default for key, p in inspect.signature(mkor.auto).parameters.items()}
-    chosen = {key: value for key, value in {**defaults, **options}.items() if key in known}
-    chosen.pop("model")
-    return mkor.MKOR, {**chosen, "representation": "lowrank", "statistic": "sketch"}
 
 
 def _stepped(optimizer: torch.optim.Optimizer) -> int:

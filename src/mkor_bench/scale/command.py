@@ -6,55 +6,56 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 from torch import nn
 
 import mkor
+from mkor.estimate import MOST_WORKERS
 from mkor_bench.errors import UserError, unknown_name
 from mkor_bench.options import parse_names
 from mkor_bench.report.chart import COLOURS, check_figure, finish, new_figure, save_figure
 from mkor_bench.scale.bert import MODELS, Size, encoder
 from mkor_bench.scale.model import Machine, Step, predict
 
+
+class Row(NamedTuple):
+    """A method as it is estimated.
+
+    Attributes:
+        name: On the command line.
+        cls: The optimizer's class; None for LAMB alone.
+        options: Of the optimizer.
+    """
+
+    name: str
+    cls: Any
+    options: dict[str, Any]
+
+
 MKOR: dict[str, Any] = {"factor_update_steps": 10}
-METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "LAMB": (None, {}),
-    "MKOR": (mkor.MKOR, MKOR),
-    "MKOR, window": (mkor.MKOR, {**MKOR, "representation": "window"}),
-    "Eva": (mkor.Eva, {}),
-    "K-FAC": (
-        mkor.KFAC,
-        {"solver": "inverse", "factor_update_steps": 50, "inverse_update_steps": 50},
-    ),
-}
-"""The methods of the paper's figure 9, updating as often as its appendix says."""
-
+KFAC: dict[str, Any] = {"factor_update_steps": 50, "inverse_update_steps": 50}
 SKETCHES = {"representation": "lowrank", "statistic": "sketch", "vectors": 16, "rank": 20}
-OTHERS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "MKOR, sketches": (mkor.MKOR, {**MKOR, **SKETCHES}),
-    "K-FAC, eigen": (mkor.KFAC, {**METHODS["K-FAC"][1], "solver": "eigen"}),
-    "K-BFGS": (mkor.KBFGS, MKOR),
-    "HyLo": (mkor.HyLo, MKOR),
-    "SNGD": (mkor.SNGD, MKOR),
+METHODS = {
+    "LAMB": Row("lamb", None, {}),
+    "MKOR": Row("mkor", mkor.MKOR, MKOR),
+    "MKOR, window": Row("mkor-window", mkor.MKOR, {**MKOR, "representation": "window"}),
+    "Eva": Row("eva", mkor.Eva, {}),
+    "K-FAC": Row("kfac", mkor.KFAC, {**KFAC, "solver": "inverse"}),
+    "MKOR, sketches": Row("mkor-lowrank", mkor.MKOR, {**MKOR, **SKETCHES}),
+    "K-FAC, eigen": Row("kaisa-eigen", mkor.KFAC, {**KFAC, "solver": "eigen"}),
+    "K-BFGS": Row("kbfgs", mkor.KBFGS, MKOR),
+    "HyLo": Row("hylo-kid", mkor.HyLo, MKOR),
+    "SNGD": Row("sngd", mkor.SNGD, MKOR),
 }
-"""More of them, for those who ask."""
+"""The methods by their titles, updating as often as the appendix of the paper says."""
 
-NAMES = {
-    "mkor": "MKOR",
-    "mkor-window": "MKOR, window",
-    "eva": "Eva",
-    "kfac": "K-FAC",
-    "mkor-lowrank": "MKOR, sketches",
-    "kaisa-eigen": "K-FAC, eigen",
-    "kbfgs": "K-BFGS",
-    "hylo-kid": "HyLo",
-    "sngd": "SNGD",
-}
-"""What the methods are called on the command line; LAMB, which all are compared with, always is."""
+FIGURE_9 = tuple(METHODS)[:5]
+"""Those of the paper's figure, and the window."""
 
-MOST_WORKERS = 2**20
+NAMES = {row.name: title for title, row in METHODS.items() if row.cls is not None}
+"""Titles by the names on the command line; LAMB, which all are compared with, is always there."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Plan:
     def step(self, model: nn.Module, name: str, workers: int) -> Step:
         """A step of a method on a number of workers."""
         rows = math.ceil(self.batch / workers) * self.sequence
-        cls, options = (METHODS | OTHERS)[name]
+        _, cls, options = METHODS[name]
         found = mkor.estimate(model, cls, rows=rows, workers=workers, **options) if cls else None
         weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
         # A forward pass takes two operations a weight and token, a backward pass twice as many.

@@ -20,8 +20,7 @@ import mkor
 from mkor_bench.report.chart import draw_lines, finish, new_figure, save_figure
 from mkor_bench.report.section import Figure, Section, Table
 from mkor_bench.scale.bert import bert_large
-from mkor_bench.scale.command import METHODS as PREDICTED
-from mkor_bench.scale.command import Plan
+from mkor_bench.scale.command import FIGURE_9, Plan
 from mkor_bench.scale.measured import (
     measured_machine,
     median_machine,
@@ -128,7 +127,7 @@ def forecast(
     plan, model = Plan(machine, spec["batch"], spec["sequence"]), bert_large()
     return {
         name: {str(p): plan.step(model, name, p).total for p in spec["numbers"]}
-        for name in PREDICTED
+        for name in FIGURE_9
     }
 
 
@@ -186,7 +185,7 @@ def report(asked: Request, kept: Kept, folder: Path) -> Report:
         if result is not None
     }
     found = kept.get(_predicted())
-    predicted = {name: found[name] for name in PREDICTED} if found else {}
+    predicted = {name: found[name] for name in FIGURE_9} if found else {}
     verdict, reason = judge(checks(measured, predicted, cores()), asked.quick)
     _draw(folder / "scaling.png", measured, predicted)
     section = Section(
