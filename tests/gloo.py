@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import sys
 import time
 import traceback
 
@@ -62,8 +63,12 @@ def work(rank, workers, folder, function, arguments):
         )
         torch.save(function(rank, *arguments), os.path.join(folder, f"result-{rank}.pt"))
         dist.barrier()
-        dist.destroy_process_group()
     except BaseException:
         with open(os.path.join(folder, f"error-{rank}"), "w", encoding="utf-8") as file:
             file.write(f"worker {rank}: {traceback.format_exc()}")
         os._exit(1)
+    # Neither by the group's end, for which a model may keep it waiting, nor by the interpreter's,
+    # where its threads abort now and then (pytorch/pytorch#75097, #179291).
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

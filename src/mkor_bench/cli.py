@@ -32,6 +32,7 @@ from mkor_bench.help import (
     TRAIN_HELP,
 )
 from mkor_bench.interrupt import INTERRUPTED, end_at_once, ignore
+from mkor_bench.launch import launched, leave
 from mkor_bench.optimizers import OPTIMIZERS
 from mkor_bench.report.machine import version
 
@@ -293,4 +294,6 @@ def main() -> None:
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
             ignore()
+        if launched() and isinstance(ended.code, int):
+            leave(ended.code)
         raise

@@ -15,11 +15,12 @@ from mkor_bench.console import output_console, progress_display
 from mkor_bench.errors import UserError
 from mkor_bench.files import prepare_folder, write_atomically
 from mkor_bench.interrupt import raises_interrupt
+from mkor_bench.launch import launched
 from mkor_bench.options import check_count
 from mkor_bench.recipes.check import Checked, check_recipe, load_task
 from mkor_bench.recipes.checkpoint import CHECKPOINT_NAME
 from mkor_bench.recipes.recipe import Entrant, Recipe, read_recipe
-from mkor_bench.recipes.run import Training, joined, launched, train
+from mkor_bench.recipes.run import Training, joined, train
 from mkor_bench.report.machine import describe_machine, versions
 from mkor_bench.report.results import to_json
 from mkor_bench.report.table import number
@@ -71,14 +72,19 @@ def run_recipe(
     prepare_folder(folder, (CHECKPOINT_NAME, RESULT_NAME))
     with joined(recipe) as worker, raises_interrupt():
         training = Training(recipe, entrant, task, worker)
-        if resumes:
-            training.resume(folder)
-        elif (folder / CHECKPOINT_NAME).exists():
-            raise UserError(
-                f"{str(folder)!r} holds a checkpoint: continue it with --resume, or choose "
-                "another --output."
-            )
+        _begin(training, folder, resumes)
         _train_with_progress(training, most, checkpoint_every, folder)
+        del training  # before the workers part
+
+
+def _begin(training: Training, folder: Path, resumes: bool) -> None:
+    if resumes:
+        training.resume(folder)
+    elif (folder / CHECKPOINT_NAME).exists():
+        raise UserError(
+            f"{str(folder)!r} holds a checkpoint: continue it with --resume, or choose "
+            "another --output."
+        )
 
 
 def command(recipe: Recipe, entrant: Entrant) -> str:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 
 from mkor_bench.errors import UserError
 from mkor_bench.files import write_atomically
+from mkor_bench.launch import launched
 from mkor_bench.recipes.build import Rates, build_optimizer
 from mkor_bench.recipes.check import batches_a_step
 from mkor_bench.recipes.checkpoint import CHECKPOINT_NAME, read_checkpoint, unfit
@@ -63,14 +64,13 @@ class Progress:
     metric: float | None = None
 
 
-def launched() -> bool:
-    """Whether ``torchrun`` started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 @contextmanager
 def joined(recipe: Recipe) -> Iterator[Worker]:
     """Joins the other workers for as long as the training takes.
+
+    The model must be gone when it ends: a group whose last reference is DistributedDataParallel's
+    may never end (pytorch/pytorch#75097). After an error, which keeps the model, the process ends
+    without it (see `launch`).
 
     Args:
         recipe: The recipe.
@@ -96,10 +96,9 @@ def joined(recipe: Recipe) -> Iterator[Worker]:
         yield Worker(0, 1, device)
         return
     dist.init_process_group("nccl" if gpu else "gloo")
-    try:
-        yield Worker(dist.get_rank(), count, device)
-    finally:
-        dist.destroy_process_group()
+    yield Worker(dist.get_rank(), count, device)
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 class Training:
