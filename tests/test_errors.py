@@ -28,7 +28,7 @@ OPTIONS = {
     ],
     "wire_dtype": [
         (torch.complex64, "wire_dtype=torch.complex64 is unknown"),
-        (torch.float16, "wire_dtype=torch.float16 is unknown: choose from None, torch.float32"),
+        (torch.int32, "wire_dtype=torch.int32 is unknown: choose from None, torch.float32"),
     ],
     "on_nonfinite": [
         ("skp", "on_nonfinite='skp' is unknown: choose from 'skip', 'reset', 'raise'")

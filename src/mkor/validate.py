@@ -28,8 +28,8 @@ from mkor.report import LayerInfo
 from mkor.rewrite import RESCALE
 from mkor.warn import warn
 
-WIRE_DTYPES = (None, torch.float32, torch.float64, torch.bfloat16)
-"""Dtypes of statistics on the wire; sums over more than 65,504 rows overflow in float16."""
+WIRE_DTYPES = (None, torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""Dtypes of statistics on the wire; None is that of the statistics."""
 
 
 def common_options(options: dict[str, Any]) -> dict[str, Any]:

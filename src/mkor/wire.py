@@ -6,7 +6,7 @@ This mirrors `synchronise` and `ownership`, which move the tensors; tests hold b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mkor.capture.discover import Layer
 from mkor.distributed import triangle
-from mkor.distributed.bucket import gathers, widest
+from mkor.distributed.bucket import gathers, scale_dtype, widest
 from mkor.distributed.placement import Place, assign, column_size, columns
 from mkor.messages import Exchange, Owned
 from mkor.methods.base import wide
@@ -38,6 +38,9 @@ class Collective:
     workers: int
     bytes: int
 
+
+Tensors = Mapping[str, Sequence[tuple[int, torch.dtype]]]
+"""The numbers of entries and the dtypes of tensors that cross, by layer."""
 
 Crossing = tuple[Collective, dict[str, int]]
 """A collective, and how much of its result belongs to each layer; the rest is padding."""
@@ -103,7 +106,13 @@ def exchange_crossings(
     rows = {n: [(t.numel(), t.dtype) for t in m.gather.values()] for n, m in messages.items()}
     counts = {n: COUNT * workers * len(tensors) for n, tensors in rows.items()}
     gathered = {n: workers * size for n, size in sizes(rows, wire_dtype).items()}
-    parts = (("sum", sizes(sums, wire_dtype)), ("gather", counts), ("gather", gathered))
+    parts = (
+        ("sum", scale_sizes(sums, wire_dtype)),
+        ("sum", sizes(sums, wire_dtype)),
+        ("sum", scale_sizes(rows, wire_dtype)),
+        ("gather", counts),
+        ("gather", gathered),
+    )
     return [
         (Collective(kind, workers, sum(by_layer.values())), by_layer) for kind, by_layer in parts
     ]
@@ -153,6 +162,14 @@ def spread_from(by_layer: dict[str, int], sources: dict[str, int], members: list
     return Collective("sum", len(members), sum(found)), by_layer
 
 
+def scale_sizes(tensors: Tensors, wire_dtype: torch.dtype | None) -> dict[str, int]:
+    """Bytes of what tensors are multiplied by on the way, by layer."""
+    dtypes = [dtype for own in tensors.values() for _, dtype in own]
+    scaled = bool(dtypes) and (wire_dtype or widest(dtypes)) is torch.float16
+    size = scale_dtype(dtypes).itemsize if scaled else 0
+    return {name: size * len(own) for name, own in tensors.items()}
+
+
 def packed(tensor: Tensor, symmetric: bool) -> tuple[int, torch.dtype]:
     """Numbers of a tensor on the wire, and their dtype."""
     if not symmetric:
@@ -160,9 +177,7 @@ def packed(tensor: Tensor, symmetric: bool) -> tuple[int, torch.dtype]:
     return math.prod(tensor.shape[:-2]) * triangle.length(tensor.shape[-1]), tensor.dtype
 
 
-def sizes(
-    tensors: Mapping[str, Iterable[tuple[int, torch.dtype]]], wire_dtype: torch.dtype | None
-) -> dict[str, int]:
+def sizes(tensors: Tensors, wire_dtype: torch.dtype | None) -> dict[str, int]:
     """Bytes of tensors by layer, in the dtype of the bucket of all."""
     dtypes = [dtype for own in tensors.values() for _, dtype in own]
     size = (wire_dtype or widest(dtypes)).itemsize if dtypes else 0

@@ -70,8 +70,9 @@ MISTAKES = {
     ),
     "a data type of messages": (
         'state_dtype = "bfloat16"',
-        'wire_dtype = "float16"',
-        "optimizers.mkor.options: wire_dtype=torch.float16 is unknown",
+        'wire_dtype = "float8"',
+        ", optimizers.mkor.options: wire_dtype must be one of float32, float64, bfloat16, "
+        "float16, got 'float8'.",
     ),
     "an option of the base": (
         "momentum = 0.9 }",

@@ -92,6 +92,7 @@ JOBS = {
     "raw vectors": (torch.float64, False, {"damping": None}),
     "three vectors": (torch.float64, False, {"vectors": 3}),
     "bfloat16 on the wire": (torch.float32, False, {"wire_dtype": torch.bfloat16}),
+    "float16 on the wire": (torch.float32, False, {"wire_dtype": torch.float16}),
     "unused on one worker": (torch.float64, True, {}),
     "window": (torch.float64, False, {"representation": "window", "window": 4}),
     "low rank": (torch.float64, False, {"representation": "lowrank", "rank": 30}),
@@ -141,7 +142,7 @@ UNION = dict.fromkeys(
     ],
     1e-6,
 )
-UNION["bfloat16 on the wire"] = 5e-2
+UNION |= {"bfloat16 on the wire": 5e-2, "float16 on the wire": 5e-3}
 
 
 def distances(actual, expected):

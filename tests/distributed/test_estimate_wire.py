@@ -14,6 +14,8 @@ CASES = {
     **CASES,
     "kfac bfloat16 on the wire": (mkor.KFAC, {"wire_dtype": torch.bfloat16}),
     "hylo bfloat16 on the wire": (mkor.HyLo, {"sampling": "kis", "wire_dtype": torch.bfloat16}),
+    "kfac float16 on the wire": (mkor.KFAC, {"wire_dtype": torch.float16}),
+    "hylo float16 on the wire": (mkor.HyLo, {"sampling": "kis", "wire_dtype": torch.float16}),
     "kfac memory": (mkor.KFAC, {"grad_worker_fraction": 0.01}),
     "kfac inverse half": (mkor.KFAC, {"solver": "inverse", "grad_worker_fraction": 0.5}),
     "mkor memory": (mkor.MKOR, {"grad_worker_fraction": 0.01}),

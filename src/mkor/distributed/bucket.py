@@ -1,12 +1,25 @@
-"""Many small tensors in one flat buffer, so that an update costs one collective a device."""
+"""Many small tensors in one flat buffer, so that an update costs one collective a device.
+
+float16 ends at 65,504 and at 6e-8: sums over many rows overflow in it, and covariances of gradients
+vanish. So each tensor that crosses in it is multiplied by a power of two, which rounds nothing;
+workers agree on the powers by one small collective before.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from mkor.distributed import comm
+
+HALF_EXPONENT = 15
+"""Sums of all workers stay below 2 to this power in float16, half of what it holds."""
+
+LEAST_EXPONENT = -100
+"""Of tensors whose scale is finite in float32; smaller ones are scaled by no more."""
 
 
 def reduce_flat(
@@ -25,13 +38,10 @@ def reduce_flat(
     out: list[Tensor] = list(tensors)
     for where in dict.fromkeys(tensor.device for tensor in tensors):
         index = [i for i, tensor in enumerate(tensors) if tensor.device == where]
-        dtype = wire_dtype or widest([tensors[i].dtype for i in index])
-        flat = reduce(
-            torch.cat([tensors[i].reshape(-1).to(dtype) for i in index])
-        )  # [sum of sizes]
-        parts = flat.split([tensors[i].numel() for i in index])
-        for i, part in zip(index, parts, strict=True):
-            out[i] = part.view(tensors[i].shape).to(tensors[i].dtype)
+        flat, scales = written([tensors[i] for i in index], wire_dtype)
+        parts = reduce(flat).split([tensors[i].numel() for i in index])
+        for i, part, scale in zip(index, parts, scales, strict=True):
+            out[i] = read(part.view(tensors[i].shape), scale, tensors[i].dtype)
     return out
 
 
@@ -55,8 +65,7 @@ def gather_flat(
     out: list[Tensor] = list(tensors)
     for where in dict.fromkeys(tensor.device for tensor in tensors):
         index = [i for i, tensor in enumerate(tensors) if tensor.device == where]
-        dtype = wire_dtype or widest([tensors[i].dtype for i in index])
-        flat = torch.cat([tensors[i].reshape(-1).to(dtype) for i in index])
+        flat, scales = written([tensors[i] for i in index], wire_dtype)
         rows = counts([tensors[i].shape[1] for i in index], where)  # by worker and tensor
         shapes = [
             [
@@ -70,10 +79,52 @@ def gather_flat(
             vector.split([math.prod(shape) for shape in own])
             for vector, own in zip(gather(flat, lengths), shapes, strict=True)
         ]
-        for place, i in enumerate(index):
+        for place, (i, scale) in enumerate(zip(index, scales, strict=True)):
             parts = [v[place].view(s[place]) for v, s in zip(vectors, shapes, strict=True)]
-            out[i] = torch.cat(parts, dim=1).to(tensors[i].dtype)
+            out[i] = read(torch.cat(parts, dim=1), scale, tensors[i].dtype)
     return out
+
+
+def written(
+    tensors: list[Tensor], wire_dtype: torch.dtype | None
+) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """Tensors of one device as a flat one in the wire's dtype, and what they are multiplied by."""
+    dtype = wire_dtype or widest([tensor.dtype for tensor in tensors])
+    scales = half_scales(tensors) if dtype is torch.float16 else [None] * len(tensors)
+    scaled = [
+        tensor if scale is None else tensor.to(scale.dtype) * scale
+        for tensor, scale in zip(tensors, scales, strict=True)
+    ]
+    return torch.cat([tensor.reshape(-1).to(dtype) for tensor in scaled]), scales  # [sum of sizes]
+
+
+def half_scales(tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    """Powers of two that fit the sums of all workers' tensors into float16; alike on all workers.
+
+    A tensor that isn't finite is left as it is, so that whoever gets it sees that.
+    """
+    own = [largest_entry(tensor) for tensor in tensors]
+    dtype = scale_dtype([entry.dtype for entry in own])
+    most = comm.all_reduce_max(torch.stack([entry.to(dtype) for entry in own]))  # [tensors]
+    most = most * comm.world_size()
+    exponent = torch.frexp(most).exponent.clamp(min=LEAST_EXPONENT)
+    scales = torch.ldexp(torch.ones_like(most), HALF_EXPONENT - exponent)
+    return torch.where(most.isfinite(), scales, 1.0).unbind()
+
+
+def read(tensor: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A tensor that has crossed, in its own dtype and scale."""
+    return (tensor if scale is None else tensor.to(scale.dtype) / scale).to(dtype)
+
+
+def largest_entry(tensor: Tensor) -> Tensor:
+    """The largest absolute value [], zero of a tensor without entries."""
+    return tensor.abs().amax() if tensor.numel() else tensor.new_zeros(())
+
+
+def scale_dtype(dtypes: list[torch.dtype]) -> torch.dtype:
+    """Dtype of the scales of tensors: that of the widest, at least float32."""
+    return widest([torch.float32, *dtypes])
 
 
 def spread_flat(

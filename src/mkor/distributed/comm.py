@@ -63,6 +63,14 @@ def all_reduce_sum(flat: Tensor, group: Group | None = None) -> Tensor:
 
 
 @guarded
+def all_reduce_max(flat: Tensor) -> Tensor:
+    """The largest of each entry over workers, in place."""
+    if world_size() > 1:
+        dist.all_reduce(flat, op=dist.ReduceOp.MAX)
+    return flat
+
+
+@guarded
 def all_reduce_over(flat: Tensor, groups: tuple[Any, ...]) -> Tensor:
     """Sum a flat tensor over process groups, one after the other, in place."""
     for group in groups:

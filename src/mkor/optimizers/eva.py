@@ -64,8 +64,7 @@ class Eva(Preconditioner):
                 base.
             state_dtype: Dtype of the averages; None for float32, or float64 for float64
                 parameters.
-            wire_dtype: Dtype of the statistics while they cross workers; not float16, which can't
-                hold sums over many rows.
+            wire_dtype: Dtype of the statistics while they cross workers.
             on_nonfinite: Statistics that aren't finite are left out ("skip"), reset the layer's
                 averages ("reset"), or raise FloatingPointError before anything changes ("raise",
                 which synchronises with the device in every step). Gradients that aren't finite

@@ -87,7 +87,7 @@ class HyLo(Preconditioner):
                 base.
             state_dtype: Dtype of the rows; None for float32, or float64 for float64 parameters.
                 Products with them are computed in at least float32.
-            wire_dtype: Dtype of the rows while they cross workers; not float16.
+            wire_dtype: Dtype of the rows while they cross workers.
             on_nonfinite: Rows that aren't finite are left out ("skip"), empty the layer's state
                 ("reset"), or raise FloatingPointError before anything changes ("raise", which
                 synchronises with the device in every step). Gradients that aren't finite reach the

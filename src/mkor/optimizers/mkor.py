@@ -125,8 +125,7 @@ class MKOR(Preconditioner):
             max_dim: A side wider than this gets no factor, if it is dense.
             state_dtype: Dtype of the factors and of the products with them; None for float32, or
                 float64 for float64 parameters.
-            wire_dtype: Dtype of the statistics while they cross workers; not float16, which can't
-                hold sums over many rows.
+            wire_dtype: Dtype of the statistics while they cross workers.
             on_nonfinite: Statistics that aren't finite are left out ("skip"), reset the layer's
                 factors to the identity ("reset"), or raise FloatingPointError before anything
                 changes ("raise", which synchronises with the device in every step). Gradients
