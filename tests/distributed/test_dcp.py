@@ -114,16 +114,17 @@ def test_saved_on_two_workers_and_loaded_on_two_and_one(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_saved_on_four_workers_and_loaded_on_two_and_one(tmp_path):
-    """DDP to DDP, whose buckets another order of sums may fill; FSDP2 on two; one without any."""
+@pytest.mark.parametrize(("kind", "bound"), [("ddp", 1e-9), ("fsdp", 0.0)])
+def test_saved_on_four_workers_and_loaded_on_two_and_one(tmp_path, kind, bound):
+    """To four, where DDP's buckets may add up in another order; FSDP2 on two; one without any."""
     path = str(tmp_path / "checkpoint")
     for made in ("four", "two"):
         (tmp_path / made).mkdir()
-    arguments = (path, ("ddp",))
+    arguments = (path, (kind,))
     saved = spawn(save_and_load, tmp_path / "four", *arguments, workers=4, timeout=250)[0]
     loaded = spawn(load_only, tmp_path / "two", path, timeout=140)[0]
     for name, (went_on, again) in saved.items():
-        assert farthest(again, went_on)[0] < 1e-9, name
+        assert farthest(again, went_on)[0] <= bound, name
         assert farthest(loaded[name], went_on)[0] < 1e-6, name
         assert farthest(alone(path, name), went_on)[0] < 1e-6, name
 
