@@ -10,7 +10,7 @@ Shapes: n batch, r blocks, G stack, o outputs, i inputs, C channels, S positions
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,23 @@ class ConvView(View):
             return self.stacked(batch.flatten(2).sum(dim=-1, dtype=wide(grad.dtype)))
         return self.spread(batch)
 
+    def positions(self, inputs: torch.Size) -> int:
+        """How often a call on such inputs applies the weight to a sample."""
+        conv: Any = self.owner
+        pads = conv._reversed_padding_repeated_twice[::-1]
+        spatial = inputs[-len(self.places) :]
+        return math.prod(
+            self.spots([n + pads[2 * d] + pads[2 * d + 1] for d, n in enumerate(spatial)])
+        )
+
+    def weighted_inputs(self, images: Tensor, inputs: torch.Size, weights: Tensor) -> Tensor:
+        """The rows of [r, C, *S_in] summed with weights [r, P] of positions, [G, r, i]."""
+        return self.stacked(self.weighted_patches(self.padded(images), weights))
+
+    def weighted_outputs(self, images: Tensor, inputs: torch.Size, weights: Tensor) -> Tensor:
+        """The rows of [r, C, *S_out] summed with weights [r, P] of positions, [G, r, o]."""
+        return self.stacked(images.flatten(2) @ weights[..., None])
+
     def pieces(self, tensor: Tensor, inputs: torch.Size) -> Iterable[Tensor]:
         """Parts of the batch: a patch is several times the size of what it is cut from."""
         batch = self.batch(tensor, inputs)
@@ -83,10 +100,46 @@ class ConvView(View):
 
     def input_patches(self, image: Tensor) -> Tensor:
         """The padded patches of [n, C, *S_in], a view [n, C, *S, *K]."""
+        return self.patches(self.padded(image))
+
+    def padded(self, image: Tensor) -> Tensor:
+        """An input [n, C, *S_in] as the kernel meets it."""
         conv: Any = self.owner
         mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
-        image = F.pad(image, conv._reversed_padding_repeated_twice, mode=mode)
+        return F.pad(image, conv._reversed_padding_repeated_twice, mode=mode)
+
+    def patches(self, image: Tensor) -> Tensor:
+        """The kernel-sized patches of a padded [n, C, *S], a view [n, C, *S_out, *K]."""
+        conv: Any = self.owner
         return patches(image, conv.kernel_size, conv.stride, conv.dilation)
+
+    def weighted_patches(self, image: Tensor, weights: Tensor) -> Tensor:
+        """The patches of a padded [r, C, *S] summed with weights [r, P], [r, C, K].
+
+        Not the patches are formed but, for each entry of the kernel, a map of the weights over what
+        it meets of the image: as many numbers as the patches of one channel have.
+        """
+        conv: Any = self.owner
+        kernel, spots = conv.kernel_size, self.spots(image.shape[2:])
+        most = max(1, PIECE // max(math.prod(kernel) * image[0, 0].numel(), 1))
+        sums: list[Tensor] = []
+        for part, own in zip(image.split(most), weights.split(most), strict=True):
+            maps = part.new_zeros(part.shape[0], *kernel, *part.shape[2:])
+            first, *far = maps.stride()
+            near = far[len(kernel) :]
+            steps = [by * step for by, step in zip(near, conv.stride, strict=True)]
+            gaps = [k + by * gap for k, by, gap in zip(far, near, conv.dilation, strict=False)]
+            met = maps.as_strided((len(part), *spots, *kernel), (first, *steps, *gaps))
+            met.copy_(own.view(len(part), *spots, *[1] * len(kernel)))
+            maps = maps.flatten(1 + len(kernel)).flatten(1, -2)  # [r, K, S]
+            sums.append(part.flatten(2) @ maps.mT)
+        return torch.cat(sums)
+
+    def spots(self, padded: Sequence[int]) -> list[int]:
+        """How many places the kernel has in a padded image, along each dimension."""
+        conv: Any = self.owner
+        sizes = zip(padded, conv.kernel_size, conv.stride, conv.dilation, strict=True)
+        return [(n - gap * (size - 1) - 1) // step + 1 for n, size, step, gap in sizes]
 
     def spread(self, windows: Tensor) -> Tensor:
         """Positions as rows: [n, G · C, *S, *K] as [G, n · S, C · K]."""
@@ -152,8 +205,24 @@ class TransposedConvView(ConvView):
             return self.stacked(windows.sum(dim=self.places, dtype=wide(grad.dtype)))
         return self.spread(windows)
 
+    def positions(self, inputs: torch.Size) -> int:
+        """Of the input."""
+        return math.prod(inputs[-len(self.places) :])
+
+    def weighted_inputs(self, images: Tensor, inputs: torch.Size, weights: Tensor) -> Tensor:
+        """The rows of [r, C, *S_in] summed with weights [r, P] of positions, [G, r, i]."""
+        return super().weighted_outputs(images, inputs, weights)
+
+    def weighted_outputs(self, images: Tensor, inputs: torch.Size, weights: Tensor) -> Tensor:
+        """The rows of [r, C, *S_out] summed with weights [r, P] of positions, [G, r, o]."""
+        return self.stacked(self.weighted_patches(self.reached(images, inputs), weights))
+
     def output_patches(self, image: Tensor, inputs: torch.Size) -> Tensor:
         """The patches of [n, C_out, *S_out] that input positions reach, [n, C_out, *S_in, *K]."""
+        return self.patches(self.reached(image, inputs))
+
+    def reached(self, image: Tensor, inputs: torch.Size) -> Tensor:
+        """An output [n, C_out, *S_out] with all that inputs reach around it, before its padding."""
         conv: Any = self.owner
         spatial = inputs[-len(conv.kernel_size) :]
         pads: list[int] = []
@@ -161,7 +230,7 @@ class TransposedConvView(ConvView):
             extent = conv.dilation[d] * (conv.kernel_size[d] - 1) + 1
             reach = (spatial[d] - 1) * conv.stride[d] + extent
             pads += [conv.padding[d], reach - image.shape[d + 2] - conv.padding[d]]
-        return patches(F.pad(image, pads), conv.kernel_size, conv.stride, conv.dilation)
+        return F.pad(image, pads)
 
 
 def patches(

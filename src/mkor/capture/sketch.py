@@ -19,12 +19,13 @@ Shapes: n rows or samples, P positions, G stack, r vectors, d side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mkor.capture.convs import ConvView
 from mkor.capture.mask import counted
 from mkor.capture.part import Part
 from mkor.capture.signs import number, signs, signs_at
@@ -167,48 +168,33 @@ def sketched(
         salt: 0 for an input, `OUTPUTS` for an output gradient.
         mask: Which rows count, [n]; None if all do.
     """
-
-    def rows_of(part: Tensor, shape: torch.Size) -> Tensor:
-        if salt:
-            return view.output_rows(part, shape, "expand")
-        return view.input_rows(part, "expand")
-
-    if view.spatial:
-        sums, ones, count = over_positions(
-            view, tensor, inputs, rows_of, vectors, start, salt, mask
-        )
+    if isinstance(view, ConvView):
+        sums, ones, count = over_positions(view, tensor, inputs, vectors, start, salt, mask)
     else:
-        rows = rows_of(tensor, inputs)  # [1, n, d]
-        sums, ones = signed_sum(rows, start, vectors, salt, mask)
+        rows = (
+            view.output_rows(tensor, inputs, "expand")
+            if salt
+            else view.input_rows(tensor, "expand")
+        )
+        sums, ones = signed_sum(rows, start, vectors, salt, mask)  # of [1, n, d]
         count = rows.shape[1]
     return sums, ones, count if mask is None else counted(mask, count, sums.dtype)
 
 
 def over_positions(
-    view: View,
+    view: ConvView,
     tensor: Tensor,
     inputs: torch.Size,
-    rows_of: Callable[[Tensor, torch.Size], Tensor],
     vectors: int,
     start: Tensor,
     salt: int,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, int]:
     """The same where samples have positions: the signed sum of the batch, then of its patches."""
-    batch = view.batch(tensor, inputs)  # type: ignore[attr-defined]  # [n, C, *S]
+    batch = view.batch(tensor, inputs)  # [n, C, *S]
     sums, ones = signed_sum(batch.flatten(1)[None], start, vectors, salt, mask)
     images = sums.view(vectors, *batch.shape[1:])
-    parts: list[Tensor] = []
-    places = None
-    done = 0
-    for image in view.pieces(images, torch.Size((vectors, *inputs[1 - batch.dim() :]))):
-        own = image.shape[0]
-        shape = torch.Size((own, *inputs[1 - batch.dim() :]))
-        rows = rows_of(image, shape).unflatten(1, (own, -1))  # [G, m, P, d]
-        if places is None:
-            places = signs(start, 0, rows.shape[2], vectors, salt ^ POSITIONS).to(rows.dtype)
-        parts.append((places[done : done + own, None] @ rows)[:, :, 0])
-        done += own
-    assert places is not None
-    count = len(batch) * places.shape[1]
-    return torch.cat(parts, dim=1), ones * places.sum(dim=-1), count
+    places = signs(start, 0, view.positions(inputs), vectors, salt ^ POSITIONS).to(sums.dtype)
+    weighted = view.weighted_outputs if salt else view.weighted_inputs
+    rows = weighted(images, inputs, places)  # [G, r, d]
+    return rows, ones * places.sum(dim=-1), len(batch) * places.shape[1]
