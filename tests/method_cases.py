@@ -35,6 +35,17 @@ CASES = {
             "state_dtype": torch.bfloat16,
         },
     ),
+    "mkor window beside dense": (
+        mkor.MKOR,
+        {"max_dim": 4, "wide_sides": "window", "window": 3},
+    ),
+    "mkor lowrank sketch beside dense bfloat16": (
+        mkor.MKOR,
+        {
+            **{"max_dim": 4, "wide_sides": "lowrank", "rank": 3},
+            **{"statistic": "sketch", "vectors": 3, "state_dtype": torch.bfloat16},
+        },
+    ),
     "kfac": (mkor.KFAC, {}),
     "kfac inverse": (mkor.KFAC, {"solver": "inverse"}),
     "kfac inverse plain": (mkor.KFAC, {"solver": "inverse", "damping_split": "plain"}),

@@ -5,8 +5,15 @@ import torch
 from torch import nn
 
 import mkor
+from cases.test_batches import LargestOutput
 
 THIN = ["window", "lowrank"]
+KEPT = {
+    "window": {"representation": "window", "window": 4},
+    "lowrank": {"representation": "lowrank"},
+    "dense and a window": {"max_dim": 6, "wide_sides": "window", "window": 4},
+    "dense and low rank": {"max_dim": 6, "wide_sides": "lowrank", "rank": 3},
+}
 thin = pytest.mark.parametrize("representation", THIN)
 
 
@@ -31,6 +38,21 @@ def build(model=None, **options):
         ({"rank": 5}, "belongs to representation='lowrank'"),
         ({"representation": "lowrank", "damping": None}, "choose a positive number"),
         ({"representation": "window", "window": 3, "vectors": 4}, "at least one update"),
+        ({"wide_sides": "windows"}, "did you mean 'window'"),
+        (
+            {"wide_sides": "dense"},
+            "wide_sides='dense' is unknown: choose from None, 'window', 'lowrank'",
+        ),
+        ({"wide_sides": True}, "wide_sides=True is unknown"),
+        (
+            {"wide_sides": "window", "representation": "lowrank"},
+            "wide_sides='window' has no effect",
+        ),
+        ({"wide_sides": "window", "rank": 5}, "or wide_sides='lowrank'"),
+        ({"wide_sides": "lowrank", "window": 5}, "or wide_sides='window'"),
+        ({"wide_sides": "lowrank", "power": 0.5}, "power=0.5 has no effect"),
+        ({"wide_sides": "window", "damping": None}, "not possible with wide_sides='window'"),
+        ({"wide_sides": "window", "window": 3, "vectors": 4}, "don't fit into window=3"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message):
@@ -49,17 +71,16 @@ def test_wide_sides_have_rows_and_narrow_ones_fewer(representation):
     assert state["inputs"].shape == (1, 160 if representation == "window" else 40, 20000)
 
 
-@thin
+@pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("statistic", ["mean", "sketch"])
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
-def test_the_scale_of_the_loss_changes_nothing(scale, statistic, representation):
+def test_the_scale_of_the_loss_changes_nothing(scale, statistic, kept):
     """Nor do changes of it between steps that a loss scaler undoes."""
 
     def run(scales, unscale):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3, bias=False)).double()
-        options = {"representation": representation, "statistic": statistic, "vectors": 2}
-        optimizer = build(model, **options, **({"window": 4} if representation == "window" else {}))
+        optimizer = build(model, statistic=statistic, vectors=2, **KEPT[kept])
         directions = []
         for factor in scales:
             loss = model(torch.randn(10, 6).double()).square().mean()
@@ -102,3 +123,50 @@ def test_attention_is_sketched_on_its_input_side_alone():
     state = next(iter(optimizer._engine.records.values())).state
     assert (state["inputs_sizes"] > 0).sum(dim=-1).tolist() == [3, 3, 3]
     assert (state["outputs_sizes"] > 0).sum(dim=-1).tolist() == [1, 0, 1]  # keys: only noise
+
+
+HEAD = {"max_dim": 1024, "factor_update_steps": 1}
+
+
+@pytest.mark.parametrize("statistic", ["mean", "sketch"])
+@pytest.mark.parametrize(("wide_sides", "rows"), [("window", 160), ("lowrank", 40)])
+def test_a_vocabulary_head_has_rows_on_its_wide_side(wide_sides, rows, statistic):
+    """30,000 outputs, of which a matrix would take 3.4 GiB; its 65 inputs have one."""
+    model = nn.Linear(64, 30_000)
+    options = {**HEAD, "statistic": statistic, "vectors": 1 if statistic == "mean" else 4}
+    optimizer = build(model, wide_sides=wide_sides, **options)
+    told = mkor.estimate(model, mkor.MKOR, rows=16, wide_sides=wide_sides, **options)
+    for _ in range(3):
+        optimizer.zero_grad()
+        inputs, labels = torch.randn(16, 64), torch.randint(30_000, (16,))
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        with LargestOutput() as largest:
+            optimizer.step()
+        assert largest.numel <= max(65, rows + options["vectors"]) * 30_000
+    (info,) = optimizer.layers()
+    assert info.preconditioned and info.reason is None and info.updates == 3
+    small = 65**2 + 2 * rows**2 + rows + 100  # a matrix of inputs, the small ones of rows
+    assert 4 * rows * 30_000 < info.bytes == told.bytes < 4 * (rows * 30_000 + small)
+    state = optimizer._engine.state(info.name)
+    assert state["outputs"].shape == (1, rows, 30_000) and state["inputs"].shape == (1, 65, 65)
+    assert int((state["outputs_sizes"] > 0).sum()) == 3 * options["vectors"]
+    assert nn.functional.cross_entropy(model(inputs), labels) < loss
+
+
+def test_the_wide_side_changes_the_update_and_the_narrow_one_stays_as_it_is():
+    updates, factors = [], []
+    for options in ({}, {"wide_sides": "window"}):
+        torch.manual_seed(0)
+        model = nn.Linear(5, 30).double()
+        optimizer = build(model, max_dim=8, **options)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(7, 5).double()).square().mean().backward()
+            optimizer.precondition()
+            optimizer._engine.advance()
+        updates.append(model.weight.grad.clone())
+        (info,) = optimizer.layers()
+        factors.append(optimizer._engine.state(info.name)["inputs"])
+    assert torch.equal(*factors)
+    assert float((updates[0] - updates[1]).norm() / updates[0].norm()) > 0.01

@@ -144,13 +144,17 @@ def test_options_read_no_value(rule, state_dtype, options):
             optimizer.step()
 
 
+BESIDE_DENSE = {"max_dim": 4, "wide_sides": "window"}
+
+
 @pytest.mark.parametrize("statistic", ["mean", "sketch"])
 @pytest.mark.parametrize("on_nonfinite", ["skip", "reset"])
 @pytest.mark.parametrize("state_dtype", [None, torch.bfloat16])
-def test_a_window_reads_no_value(state_dtype, on_nonfinite, statistic):
+@pytest.mark.parametrize("kept", [{"representation": "window"}, BESIDE_DENSE], ids=["all", "wide"])
+def test_a_window_reads_no_value(kept, state_dtype, on_nonfinite, statistic):
     options = {"state_dtype": state_dtype, "on_nonfinite": on_nonfinite, "statistic": statistic}
     # No wider than some sides: those keep their whole average, by an eigendecomposition.
-    model, optimizer = build(False, representation="window", window=2, vectors=2, **options)
+    model, optimizer = build(False, window=2, vectors=2, **kept, **options)
     for _ in range(3):
         with no_sync():
             backward(model)

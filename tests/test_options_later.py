@@ -71,6 +71,18 @@ OTHER = {
         {"representation": "lowrank", "rank": 3},
         r"\[1, 2, 6\] there and \[1, 3, 6\] here",
     ),
+    "wide_sides": (
+        mkor.MKOR,
+        {"max_dim": 4, "wide_sides": "window", "window": 2},
+        {"max_dim": 6},
+        "keeps inputs_gram, inputs_place, .* there and less here",
+    ),
+    "wide_sides of another kind": (
+        mkor.MKOR,
+        {"max_dim": 5, "wide_sides": "window", "window": 2},
+        {"max_dim": 5, "wide_sides": "lowrank", "rank": 2},
+        "keeps inputs_place, outputs_place there and inputs_trace, outputs_trace here",
+    ),
     "memory": (mkor.KBFGS, {"memory": 2}, {"memory": 3}, r"\[1, 2, 6\] there"),
 }
 

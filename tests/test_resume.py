@@ -35,6 +35,7 @@ OPTIONS = {
     "paper-3-bf16": {"rule": "paper", "vectors": 3, "state_dtype": torch.bfloat16},
     "reference-3-fp16": {"rule": "reference", "vectors": 3, "state_dtype": torch.float16},
     "window": {"representation": "window", "window": 9, "vectors": 2},
+    "dense-and-window": {"max_dim": 8, "wide_sides": "window", "window": 9, "vectors": 2},
     "lowrank-sketch-bf16": {
         **{"representation": "lowrank", "statistic": "sketch", "vectors": 3, "rank": 5},
         "state_dtype": torch.bfloat16,

@@ -58,6 +58,7 @@ def test_other_functions_dtypes_and_wide_tensors_run_apart():
 
 OPTIONS = {
     "dense": {},
+    "dense and a window": {"max_dim": 6, "wide_sides": "window", "window": 4},
     "window": {"representation": "window", "window": 5},
     "lowrank": {"representation": "lowrank", "statistic": "sketch", "vectors": 3, "rank": 4},
 }

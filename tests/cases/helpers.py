@@ -19,6 +19,7 @@ METHODS: dict[str, tuple[Callable[..., mkor.Preconditioner], dict[str, Any]]] = 
     "reference": (mkor.MKOR, {"rule": "reference"}),
     "reference-3": (mkor.MKOR, {"rule": "reference", "vectors": 3}),
     "window": (mkor.MKOR, {"representation": "window", "window": 4}),
+    "dense-window": (mkor.MKOR, {"max_dim": 4, "wide_sides": "window", "window": 3}),
     "lowrank-sketch": (
         mkor.MKOR,
         {"representation": "lowrank", "statistic": "sketch", "vectors": 4, "rank": 6},

@@ -268,7 +268,10 @@ def test_a55_auto_refuses_a_sparse_gradient_before_anything_changes():
     assert updates(optimizer) == {"1": 0}
 
 
-RELATIVE = ["exact", "exact-3", "paper", "reference", "reference-3", "window", "lowrank-sketch"]
+RELATIVE = [
+    *("exact", "exact-3", "paper", "reference", "reference-3"),
+    *("window", "dense-window", "lowrank-sketch"),
+]
 """Methods whose damping is relative, so that the scale of a loss doesn't matter to them."""
 
 ABSOLUTE = ["kfac-eigen", "kfac-inverse", "eva", "sngd", "hylo-kis", "hylo-kid"]

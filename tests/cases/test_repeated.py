@@ -216,7 +216,7 @@ def without_root(matrix, **kwargs):
 
 DECOMPOSE = [
     *("kfac-eigen", "kfac-inverse", "sngd", "hylo-kis", "hylo-kid", "window"),
-    *("lowrank-sketch", "momentum-rms", "kbfgs", "kbfgs-memory", "auto"),
+    *("dense-window", "lowrank-sketch", "momentum-rms", "kbfgs", "kbfgs-memory", "auto"),
 ]
 """What computes eigenvectors or Cholesky factors; the others multiply and divide."""
 

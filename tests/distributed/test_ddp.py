@@ -96,6 +96,24 @@ JOBS = {
     "unused on one worker": (torch.float64, True, {}),
     "window": (torch.float64, False, {"representation": "window", "window": 4}),
     "low rank": (torch.float64, False, {"representation": "lowrank", "rank": 30}),
+    "dense and a window": (
+        torch.float64,
+        False,
+        {"max_dim": 4, "wide_sides": "window", "window": 3},
+    ),
+    "dense and low rank": (
+        torch.float64,
+        False,
+        {"max_dim": 4, "wide_sides": "lowrank", "rank": 3},
+    ),
+    "dense and low rank, sketch": (
+        torch.float64,
+        True,
+        {
+            **{"max_dim": 4, "wide_sides": "lowrank", "rank": 3},
+            **{"statistic": "sketch", "vectors": 3},
+        },
+    ),
     "low rank, sketch": (
         torch.float64,
         True,
@@ -135,6 +153,8 @@ UNION = dict.fromkeys(
             "raw vectors",
             "window",
             "low rank",
+            "dense and a window",
+            "dense and low rank",
             "K-FAC, eigen",
             "K-FAC, inverse, reduce",
         ),
@@ -169,7 +189,10 @@ def test_two_workers_are_equal_and_do_what_one_does_on_the_union(tmp_path):
             own = {key: value for key, value in options.items() if key != "wire_dtype"}
             model = new_model(dtype)
             alone = train(model, dtype, slice(None), branch_on_both, **own)
-            if "representation" in options:  # eigenvectors have any sign: their effect is compared
+            if options.keys() & {
+                "representation",
+                "wide_sides",
+            }:  # eigenvectors have any sign: their effect is compared
                 here = {key: value for key, value in here.items() if "parameter" in key}
                 alone = {key: alone[key] for key in here}
             off = {k: d for k, d in distances(here, alone).items() if not d < UNION[job]}

@@ -22,6 +22,8 @@ METHODS = {
     "dense, raw": {"damping": None},
     "window": {"representation": "window", "window": 3},
     "low rank": THIN,
+    "dense and a window": {"max_dim": 4, "wide_sides": "window", "window": 3},
+    "dense and low rank": {"max_dim": 4, "wide_sides": "lowrank", "rank": 3},
     "low rank, clipped": {**THIN, "rescale": None, "kl_clip": 1e-3},
     "low rank, momentum": {**THIN, "momentum": 0.9, "rescale": "rms"},
     "low rank, sized by inputs": {**THIN, "momentum": 0.9, "rescale": "fan_in"},

@@ -18,6 +18,7 @@ JOBS = {
     "K-FAC, one side": ("KFAC", {"max_dim": 8}),
     "MKOR": ("MKOR", {}),
     "MKOR, window": ("MKOR", {"representation": "window", "window": 4}),
+    "MKOR, dense and a window": ("MKOR", {"max_dim": 8, "wide_sides": "window", "window": 4}),
     "MKOR, momentum": ("MKOR", {"momentum": 0.9, "rescale": "rms"}),
     "SNGD": ("SNGD", {}),
     "K-BFGS": ("KBFGS", {}),

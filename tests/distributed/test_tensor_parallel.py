@@ -34,7 +34,14 @@ SHARED = {
             "low rank",
             "low rank, clipped",
         ),
-        *("low rank, momentum", "low rank, sketch", "window, sketch", "auto", "Eva"),
+        *(
+            "dense and a window",
+            "low rank, momentum",
+            "low rank, sketch",
+            "window, sketch",
+            "auto",
+            "Eva",
+        ),
     )
 }
 SHARED["Eva, clipped"] = {"method": "Eva", "kl_clip": 1e-3, "agreement_steps": 2}

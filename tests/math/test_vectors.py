@@ -5,7 +5,8 @@ import torch
 
 import dense_oracles as oracle
 from method_driver import LayerShape, Seen, init, run_update
-from mkor.methods.mkor import MKORMethod, gradient_vectors, input_vectors
+from mkor.methods.mkor import MKORMethod
+from mkor.methods.statistics import gradient_vectors, input_vectors
 
 
 def blocks(rows, lengths):

@@ -161,10 +161,25 @@ def precondition(outputs: Parts, inputs: Parts, grad: Tensor) -> Tensor:
     crossed = roots[0].mT @ (roots[0] @ (left @ grad))  # M_g B_g ∇, [G, k, i]
     inner = crossed @ right.mT @ roots[1].mT @ roots[1]  # [G, k, k]
     crossed = torch.baddbmm(crossed, inner, right, alpha=-1)  # M_g B_g ∇ J_a
-    both = torch.cat([left.mT, columns], dim=-1), torch.cat([crossed, right], dim=-2)
+    return subtract(
+        grad, torch.cat([left.mT, columns], dim=-1), torch.cat([crossed, right], dim=-2)
+    )
+
+
+def precondition_side(parts: Parts, grad: Tensor, on_left: bool) -> Tensor:
+    """J ∇ or ∇ J of a gradient [G, o, i], with the factor of one side, as in `precondition`."""
+    dtype = torch.promote_types(grad.dtype, parts["root"].dtype)
+    grad, rows, root = grad.to(dtype), parts["rows"].to(dtype), parts["root"].to(dtype)
+    if on_left:
+        return subtract(grad, rows.mT, root.mT @ (root @ (rows @ grad)))
+    return subtract(grad, grad @ rows.mT @ root.mT @ root, rows)
+
+
+def subtract(grad: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """∇ - left·right, with nothing of its size but the result."""
     if len(grad) == 1:
-        return torch.addmm(grad[0], both[0][0], both[1][0], alpha=-1)[None]
-    return torch.baddbmm(grad, *both, alpha=-1)
+        return torch.addmm(grad[0], left[0], right[0], alpha=-1)[None]
+    return torch.baddbmm(grad, left, right, alpha=-1)
 
 
 def precondition_block(outputs: Parts, inputs: Parts, grad: Tensor, block: Block) -> Blockwise:

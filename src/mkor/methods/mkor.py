@@ -3,7 +3,8 @@
 A layer with weight W [o, i] keeps two inverse factors, J_g [o, o] and J_a [i, i]. An update folds
 a few vectors of each side into them, such as the mean output gradient g and the mean input a; a
 step turns ∇W into J_g ∇W J_a. A factor is a matrix ("dense"), or the identity minus a few rows: the
-last vectors ("window") or the leading eigenvectors of their moving covariance ("lowrank").
+last vectors ("window") or the leading eigenvectors of their moving covariance ("lowrank"). A layer
+may have a matrix on a narrow side and rows on a wide one.
 
 | paper | here |
 | ----- | ---- |
@@ -45,11 +46,15 @@ from mkor.methods.base import (
 )
 from mkor.methods.statistics import (
     gradient_messages,
+    gradient_vectors,
     informative,
+    input_vectors,
     loss_scale,
     sketch_messages,
     sketch_vectors,
 )
+
+SIDES = ("outputs", "inputs")
 
 
 @dataclass(frozen=True)
@@ -69,12 +74,18 @@ class MKORMethod(Method):
     representation: str = "dense"
     count: int = 0
     power: float = 1.0
+    wide_sides: str | None = None
     name: str = "mkor"
 
     @property
     def dense(self) -> bool:
-        """Whether factors are matrices."""
+        """Whether narrow sides have matrices."""
         return self.representation == "dense"
+
+    @property
+    def row_kind(self) -> str | None:
+        """How sides without a matrix are kept: "window", "lowrank", or not at all."""
+        return self.wide_sides if self.dense else self.representation
 
     @property
     def sketched(self) -> bool:
@@ -88,7 +99,7 @@ class MKORMethod(Method):
 
     def absolute(self) -> bool:
         """Without damping, and relative to each other in rows, the vectors count as they are."""
-        return self.damping is None or not self.dense
+        return self.damping is None or self.row_kind is not None
 
     def weighs(self) -> bool:
         """A mean gradient that is rounding noise is told by its share of the whole."""
@@ -100,10 +111,9 @@ class MKORMethod(Method):
         return kind, kind
 
     def sides(self, shape: LayerShape) -> tuple[bool, bool]:
-        """Which sides (outputs, inputs) are narrow enough for a dense factor; all are for rows."""
-        if not self.dense:
-            return True, True
-        return shape.outputs <= self.max_dim, shape.inputs <= self.max_dim
+        """Which sides (outputs, inputs) have a factor: a matrix, or rows if any side has them."""
+        factors = self._factors(shape)
+        return "outputs" in factors, "inputs" in factors
 
     def limit(self) -> str:
         """Why a layer without factors is left out."""
@@ -114,7 +124,7 @@ class MKORMethod(Method):
         dtype = self.dtype(parameters)
         state = {"events": torch.zeros(len(EVENTS), dtype=torch.int64, device=where)}
         for side, length in self._factors(shape).items():
-            if self.dense:
+            if self._kept(length) == "dense":
                 state[side] = dense.identity(shape.stack, length, dtype, where)
                 continue
             parts = self._thin(length).init(shape.stack, length, dtype, where)
@@ -125,6 +135,12 @@ class MKORMethod(Method):
         """Bytes of the tensors that `init` makes, here without memory."""
         state = self.init(shape, torch.device("meta"), parameters)
         return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+    def cost(self, shape: LayerShape) -> float:
+        """Entries of the factors, which updates and steps go through."""
+        lengths = self._factors(shape).values()
+        rows = (d if self._kept(d) == "dense" else min(d, self.count) for d in lengths)
+        return shape.stack * sum(d * k for d, k in zip(lengths, rows, strict=True))
 
     def update(self, state: State, seen: Seen) -> Update:
         """Algorithm 1, lines 2-8: average the vectors over workers, fold them into the inverses."""
@@ -142,9 +158,13 @@ class MKORMethod(Method):
 
     def precondition(self, state: State, grad: Tensor) -> Tensor:
         """Algorithm 1, line 9: J_g ∇W J_a, [G, o, i]."""
-        if self.dense:
-            return sandwich(state.get("outputs"), grad, state.get("inputs"))
-        return thin.precondition(parts_of(state, "outputs"), parts_of(state, "inputs"), grad)
+        rows = {side: parts_of(state, side) for side in SIDES if has_rows(state, side)}
+        if len(rows) == len(SIDES):
+            return thin.precondition(rows["outputs"], rows["inputs"], grad)
+        for side, parts in rows.items():
+            grad = thin.precondition_side(parts, grad, on_left=side == "outputs")
+        outputs, inputs = (None if side in rows else state.get(side) for side in SIDES)
+        return sandwich(outputs, grad, inputs)
 
     @property
     def blockwise(self) -> bool:
@@ -153,7 +173,7 @@ class MKORMethod(Method):
 
     def precondition_block(self, state: State, grad: Tensor, block: Block) -> Blockwise:
         """The same of a block."""
-        outputs, inputs = (parts_of(state, side) for side in ("outputs", "inputs"))
+        outputs, inputs = (parts_of(state, side) for side in SIDES)
         return thin.precondition_block(outputs, inputs, grad, block)
 
     def _messages(self, seen: Seen) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -175,13 +195,17 @@ class MKORMethod(Method):
         return inputs, sketch_vectors(grads, shared["samples"])
 
     def _factors(self, shape: LayerShape) -> dict[str, int]:
-        keep_outputs, keep_inputs = self.sides(shape)
-        sides = {"outputs": (keep_outputs, shape.outputs), "inputs": (keep_inputs, shape.inputs)}
-        return {name: length for name, (keep, length) in sides.items() if keep}
+        """The lengths of the sides that have one."""
+        sides = {"outputs": shape.outputs, "inputs": shape.inputs}
+        return {side: length for side, length in sides.items() if self._kept(length) is not None}
+
+    def _kept(self, length: int) -> str | None:
+        """How a side is kept: "dense", "window", "lowrank", or None for the identity."""
+        return "dense" if self.dense and length <= self.max_dim else self.row_kind
 
     def _thin(self, length: int) -> Window | LowRank:
         """What keeps the rows of a side: one no wider than the window keeps its whole average."""
-        if self.representation == "window" and length > self.count:
+        if self.row_kind == "window" and length > self.count:
             return Window(self.count, self.decay, cast(float, self.damping))
         return LowRank(self.count, self.decay, cast(float, self.damping), self.power)
 
@@ -189,9 +213,9 @@ class MKORMethod(Method):
         self, state: State, side: str, vectors: Tensor, present: Tensor
     ) -> Generator[Stacked, Tensors, None]:
         """Take the vectors [G, d, r] of a side in where `present`, and count what happened."""
-        function, parts = self._absorb_thin, parts_of(state, side)
-        if self.dense:
-            function, parts = self._absorb_dense, {"inverse": state[side]}
+        function, parts = self._absorb_dense, {"inverse": state[side]}
+        if has_rows(state, side):
+            function, parts = self._absorb_thin, parts_of(state, side)
         answer = yield Stacked(function, parts, {"vectors": vectors, "present": present})
         state["events"] += answer["events"].sum(dim=0)
 
@@ -230,47 +254,14 @@ def key_of(side: str, part: str) -> str:
     return side if part == "rows" else f"{side}_{part}"
 
 
+def has_rows(state: State, side: str) -> bool:
+    """Whether a side is kept as rows."""
+    return key_of(side, "root") in state
+
+
 def parts_of(state: State, side: str) -> thin.Parts:
-    """The parts of a side, by their names without the side's."""
+    """The parts of a side that is kept as rows, by their names without the side's."""
     own = {
         key.removeprefix(f"{side}_"): t for key, t in state.items() if key.startswith(f"{side}_")
     }
     return own | {"rows": state[side]}
-
-
-def input_vectors(sums: Tensor, rows: Tensor) -> Tensor:
-    """The r input vectors of an update, as columns whose outer products average over rows.
-
-    Block j of n_j rows (n in all) has the mean m_j; its vector is √(n_j/n)·m_j, so that VVᵀ is the
-    second moment of the block means and r = 1 gives the paper's E[a].
-
-    Args:
-        sums: Sum of each block's rows, [G, r, i].
-        rows: n_j, [r].
-
-    Returns:
-        [G, i, r].
-    """
-    weight = (rows * rows.sum()).rsqrt()  # 1/√(n_j·n), [r]
-    weight = torch.where(rows > 0, weight, 0)
-    return (sums * weight[:, None].to(sums.dtype)).mT
-
-
-def gradient_vectors(sums: Tensor, rows: Tensor) -> Tensor:
-    """The output-gradient vectors of an update, as columns.
-
-    For a mean loss the sum over all rows is the mean per-row gradient E[g] (it is `bias.grad`), and
-    n/n_j times block j's sum is that block's mean; its vector carries the weight √(n_j/n).
-
-    Args:
-        sums: Sum of each block's row gradients, [G, q, o], q = r or 1.
-        rows: n_j, [r].
-
-    Returns:
-        [G, o, q].
-    """
-    if sums.shape[1] == 1:
-        return sums.mT
-    weight = (rows.sum() / rows).sqrt()  # [r]
-    weight = torch.where(rows > 0, weight, 0)
-    return (sums * weight[:, None].to(sums.dtype)).mT

@@ -96,6 +96,44 @@ def informative(inputs: Tensor, outputs: Tensor, gradient: Tensor | None) -> Ten
     return told
 
 
+def input_vectors(sums: Tensor, rows: Tensor) -> Tensor:
+    """The r input vectors of an update, as columns whose outer products average over rows.
+
+    Block j of n_j rows (n in all) has the mean m_j; its vector is √(n_j/n)·m_j, so that VVᵀ is the
+    second moment of the block means and r = 1 gives the paper's E[a].
+
+    Args:
+        sums: Sum of each block's rows, [G, r, i].
+        rows: n_j, [r].
+
+    Returns:
+        [G, i, r].
+    """
+    weight = (rows * rows.sum()).rsqrt()  # 1/√(n_j·n), [r]
+    weight = torch.where(rows > 0, weight, 0)
+    return (sums * weight[:, None].to(sums.dtype)).mT
+
+
+def gradient_vectors(sums: Tensor, rows: Tensor) -> Tensor:
+    """The output-gradient vectors of an update, as columns.
+
+    For a mean loss the sum over all rows is the mean per-row gradient E[g] (it is `bias.grad`), and
+    n/n_j times block j's sum is that block's mean; its vector carries the weight √(n_j/n).
+
+    Args:
+        sums: Sum of each block's row gradients, [G, q, o], q = r or 1.
+        rows: n_j, [r].
+
+    Returns:
+        [G, o, q].
+    """
+    if sums.shape[1] == 1:
+        return sums.mT
+    weight = (rows.sum() / rows).sqrt()  # [r]
+    weight = torch.where(rows > 0, weight, 0)
+    return (sums * weight[:, None].to(sums.dtype)).mT
+
+
 def sketch_messages(seen: Seen) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What workers must add, and what they must average, of a sketch of both sides.
 

@@ -28,17 +28,21 @@ from mkor.methods.mkor import MKORMethod
 from mkor.optimizer import Preconditioner
 
 REPRESENTATIONS = ("dense", "window", "lowrank")
+WIDE_SIDES = (None, "window", "lowrank")
 WINDOW, RANK = 160, 40
 OWN: dict[str, tuple[str, Any]] = {
     "rule": ("dense", "exact"),
     "norm_limit": ("dense", 2.0),
     "blend": ("dense", 0.95),
     "max_dim": ("dense", 8192),
+    "wide_sides": ("dense", None),
     "window": ("window", WINDOW),
     "rank": ("lowrank", RANK),
     "power": ("lowrank", 1.0),
 }
 """Options that one representation alone makes use of, and their defaults."""
+COUNTS = ("window", "rank")
+"""Those of them that wide sides beside dense factors make use of as well."""
 
 
 class MKOR(Preconditioner):
@@ -76,6 +80,7 @@ class MKOR(Preconditioner):
         kl_clip: Schedule | None = None,
         skip: Sequence[str] = (),
         max_dim: int = 8192,
+        wide_sides: str | None = None,
         state_dtype: torch.dtype | None = None,
         wire_dtype: torch.dtype | None = None,
         on_nonfinite: str = "skip",
@@ -122,7 +127,9 @@ class MKOR(Preconditioner):
                 √(κ/|Σ lr²⟨V, ∇W⟩|) where that is below 1; None leaves them.
             skip: Regular expressions; layers in whose name one of them is found are left to the
                 base.
-            max_dim: A side wider than this gets no factor, if it is dense.
+            max_dim: Width of a side up to which it gets a dense factor.
+            wide_sides: How wider ones are kept beside dense factors: "window" or "lowrank", as
+                those representations keep every side; None for no factor, the identity.
             state_dtype: Dtype of the factors and of the products with them; None for float32, or
                 float64 for float64 parameters.
             wire_dtype: Dtype of the statistics while they cross workers.
@@ -144,6 +151,7 @@ class MKOR(Preconditioner):
             "statistic": statistic,
             "vectors": vectors,
             "representation": representation,
+            "wide_sides": wide_sides,
             "state_dtype": state_dtype,
             "on_nonfinite": on_nonfinite,
             **dense,
@@ -178,6 +186,7 @@ def check(options: dict[str, Any], window: int, rank: int) -> int:
     one_of("rule", options["rule"], RULES)
     one_of("statistic", options["statistic"], ("mean", "sketch"))
     one_of("representation", options["representation"], REPRESENTATIONS)
+    one_of("wide_sides", options["wide_sides"], WIDE_SIDES)
     one_of("state_dtype", options["state_dtype"], DTYPES)
     rules = {
         "decay": ("factor_decay", fraction, "between 0 and 1, both excluded"),
@@ -194,25 +203,34 @@ def check(options: dict[str, Any], window: int, rank: int) -> int:
     for name, value in counts.items():
         require(name, value, is_count(value, 1), "an integer of at least 1")
     refuse_unused(options | counts)
-    if options["representation"] == "window" and options["vectors"] > window:
+    thin = thin_option(options)[1]
+    if thin == "window" and options["vectors"] > window:
         raise ValueError(
             f"vectors={options['vectors']} don't fit into window={window}: a window must hold at "
             "least one update"
         )
-    return {"dense": 0, "window": window, "lowrank": rank}[options["representation"]]
+    return {None: 0, "window": window, "lowrank": rank}[thin]
+
+
+def thin_option(options: dict[str, Any]) -> tuple[str, str | None]:
+    """The option that says how sides without a matrix are kept, and its value."""
+    name = "wide_sides" if options["representation"] == "dense" else "representation"
+    return name, options[name]
 
 
 def refuse_unused(options: dict[str, Any]) -> None:
     """Refuse a value that was set, but that the representation makes no use of."""
-    chosen = options["representation"]
+    chosen, (option, thin) = options["representation"], thin_option(options)
     for name, (owner, default) in OWN.items():
-        if chosen != owner and options[name] != default:
+        used = chosen == owner or (name in COUNTS and thin == owner)
+        if not used and options[name] != default:
+            other = f" or wide_sides={owner!r}" if name in COUNTS else ""
             raise ValueError(
                 f"{name}={options[name]!r} has no effect with representation={chosen!r}: it "
-                f"belongs to representation={owner!r}"
+                f"belongs to representation={owner!r}{other}"
             )
-    if chosen != "dense" and options["damping"] is None:
+    if thin is not None and options["damping"] is None:
         raise ValueError(
-            f"damping=None is not possible with representation={chosen!r}, whose factors need a "
+            f"damping=None is not possible with {option}={thin!r}, whose factors need a "
             "damping relative to the trace: choose a positive number"
         )
