@@ -233,3 +233,12 @@ def test_the_counter_knows_products_and_decompositions():
         with FlopCounter() as counter:
             code()
         assert counter.total == operations
+
+
+def test_layers_that_are_too_wide_say_so_before_training():
+    model = nn.ModuleDict({"both": nn.Linear(9, 8), "one": nn.Linear(9, 3)})
+    found = mkor.estimate(model, mkor.MKOR, max_dim=5)
+    reasons = {layer.name: layer.reason for layer in found.layers}
+    assert reasons == {"one": None, "both": "both sides are wider than max_dim=5"}
+    found = mkor.estimate(model, mkor.MKOR, max_dim=5, wide_sides="lowrank")
+    assert all(layer.reason is None and layer.bytes > 0 for layer in found.layers)

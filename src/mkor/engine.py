@@ -170,7 +170,7 @@ class Engine:
         """Why the method can't take a layer, or None if it can."""
         reason = observable(view, self.method.at(self.index).wants(view.shape)[1])
         has_factor = any(self.method.sides(view.shape))
-        return reason or (None if has_factor else self.method.limit())
+        return reason or (None if has_factor else f"both sides are {self.method.limit()}")
 
     def update(self) -> None:
         """Fold what the layers showed into their factors, if this step is due."""

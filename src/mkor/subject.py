@@ -76,7 +76,8 @@ class Subject:
 def refusal(method: Method, view: View) -> str | None:
     """Why a method can't take a layer, or None."""
     reason = observable(view, method.wants(view.shape)[1])
-    return reason or (None if any(method.sides(view.shape)) else method.limit())
+    has_factor = any(method.sides(view.shape))
+    return reason or (None if has_factor else f"both sides are {method.limit()}")
 
 
 def check_count(name: str, value: Any, most: int) -> None:

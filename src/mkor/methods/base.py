@@ -246,7 +246,7 @@ class Method(ABC):
 
     @abstractmethod
     def limit(self) -> str:
-        """Why a layer whose sides both lack a factor is left to the base optimizer."""
+        """What a side without a factor is, such as "wider than" some option."""
 
     @abstractmethod
     def init(self, shape: LayerShape, where: torch.device, parameters: torch.dtype) -> State:

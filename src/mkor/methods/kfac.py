@@ -96,8 +96,8 @@ class KFACMethod(Method):
         return shape.outputs <= self.max_dim, shape.inputs <= self.max_dim
 
     def limit(self) -> str:
-        """Why a layer without factors is left out."""
-        return f"both sides are wider than max_dim={self.max_dim}"
+        """What sides without a factor are."""
+        return f"wider than max_dim={self.max_dim}"
 
     def init(self, shape: LayerShape, where: torch.device, parameters: torch.dtype) -> State:
         """Empty averages, and the decomposition of the identity until the first is computed."""

@@ -116,8 +116,8 @@ class MKORMethod(Method):
         return "outputs" in factors, "inputs" in factors
 
     def limit(self) -> str:
-        """Why a layer without factors is left out."""
-        return f"both sides are wider than max_dim={self.max_dim}"
+        """What sides without a factor are."""
+        return f"wider than max_dim={self.max_dim}"
 
     def init(self, shape: LayerShape, where: torch.device, parameters: torch.dtype) -> State:
         """The identity on every side, and no events."""
