@@ -36,10 +36,6 @@ IDEAS: Mapping[str, Callable[[int], dict[str, Any]]] = {
     "every step then 10": lambda steps: {"factor_update_steps": changed(1, 10, 0.2 * steps)},
     "every 10 then 2": lambda steps: {"factor_update_steps": changed(10, 2, 0.5 * steps)},
     "rank 20": lambda steps: {"rank": 20},
-    "rank 20 and every 10 after 100": lambda steps: {
-        **{"rank": 20, "warmup_steps": 100, "factor_update_steps": 10},
-    },
-    "every 10 after 100": lambda steps: {"warmup_steps": 100, "factor_update_steps": 10},
     "vectors 64": lambda steps: {"vectors": 64},
     "vectors 64 and rank 80": lambda steps: {"vectors": 64, "rank": 80},
 }
