@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mkor.linalg import add_low_rank_, apply_factor, sandwich, slow_half
+from mkor.linalg import STRIPE, add_gram_, add_low_rank_, apply_factor, sandwich, slow_half
 
 TOLERANCE = {
     torch.float64: 1e-14,
@@ -90,6 +90,21 @@ def test_sandwich(sides, dtype):
 def test_sandwich_without_factors_is_the_gradient():
     grad = torch.randn(1, 2, 3)
     assert sandwich(None, grad, None) is grad
+
+
+@pytest.mark.parametrize("side", [3, STRIPE, 2 * STRIPE, 2 * STRIPE + 3])
+def test_add_gram(side):
+    rows = torch.randn(2, 5, side)
+    fold = torch.full((2, side + 1, side + 2), 7.0)  # what the matrix is a part of stays as it is
+    matrix = fold[:, :side, :side]
+    before = matrix.copy_(symmetric(2, side, torch.float32)).double().clone()
+    add_gram_(matrix, rows)
+    for g in range(2):
+        expected = before[g]
+        for row in rows[g].double():
+            expected += torch.outer(row, row)
+        assert_near(matrix[g], expected, torch.float32)
+    assert bool((fold[:, side:] == 7).all()) and bool((fold[:, :, side:] == 7).all())
 
 
 def test_slow_half_names_float16_on_the_cpu():

@@ -23,10 +23,13 @@ USUAL_INPUTS = 128
 
 def sizes_of(update: Tensor, grad: Tensor) -> Sizes:
     """The sizes of whole matrices [G, o, i]."""
-    return (
-        torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True),
-        torch.linalg.vector_norm(grad, dim=(-2, -1), keepdim=True),
-    )
+    return frobenius(update), frobenius(grad)
+
+
+def frobenius(matrix: Tensor) -> Tensor:
+    """The Frobenius norms [G, 1, 1] of matrices [G, o, i]."""
+    norm: Tensor = torch.linalg.vector_norm(matrix, dim=(-2, -1), keepdim=True)
+    return norm
 
 
 def match_norm(
@@ -101,9 +104,12 @@ def of_norm(update: Tensor, grad: Tensor, sizes: Sizes | None, wanted: float) ->
 def keep_finite(
     update: Tensor, grad: Tensor, sizes: Sizes | None = None, sides: Sides | None = None
 ) -> Tensor:
-    """Return `update`, or `grad` for the matrices where the update is not finite, [G, o, i]."""
-    size, _ = sizes or sizes_of(update, grad)
-    return torch.where(size < math.inf, update, grad)
+    """Give `update`, or `grad` for the matrices where the update is not finite, [G, o, i].
+
+    The result reuses the memory of `update`. Arguments are those of `unit_rms`.
+    """
+    size = sizes[0] if sizes else frobenius(update)
+    return torch.where(size < math.inf, update, grad, out=update)
 
 
 def kl_factor(products: Tensor, limit: float) -> Tensor:

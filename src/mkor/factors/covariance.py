@@ -16,6 +16,8 @@ import math
 import torch
 from torch import Tensor
 
+from mkor.linalg import STRIPE
+
 LinAlgError: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
@@ -47,11 +49,13 @@ def average_(
     """
     dtype = torch.promote_types(moment.dtype, total.dtype)
     keep = torch.ones_like(mass, dtype=dtype).masked_fill_(taken, decay)  # [G]
-    # The one temporary: M is the caller's, and zero times what isn't finite isn't zero.
-    new = moment.to(dtype).masked_fill(~taken[:, None, None], 0)  # [G, d, d]
-    new.mul_(((1 - keep) * gain.to(dtype))[:, None, None])
-    total.copy_(new.addcmul_(total, keep[:, None, None]))
     mass.copy_(keep * mass + (1 - keep))
+    part, keep = ((1 - keep) * gain.to(dtype))[:, None, None], keep[:, None, None]
+    # In bands, since a temporary as large as M costs more than the arithmetic.
+    for new, old in zip(moment.split(STRIPE, dim=1), total.split(STRIPE, dim=1), strict=True):
+        added = new.to(dtype) * part
+        added.masked_fill_(~taken[:, None, None], 0)  # zero times what isn't finite isn't zero
+        torch.addcmul(added, old, keep, out=old)
 
 
 def bounded(

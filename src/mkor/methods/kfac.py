@@ -254,7 +254,7 @@ class KFACMethod(Method):
             state[key].to(one.dtype).unsqueeze(dim) if key in state else one
             for key, dim in (("outputs_values", -1), ("inputs_values", -2))
         )
-        return torch.addcmul(one * cast(float, self.damping), outputs, inputs)
+        return (outputs * inputs).add_(cast(float, self.damping))
 
 
 def output_gain(shared: dict[str, Tensor], true: Tensor | None) -> Tensor:
