@@ -397,5 +397,7 @@ def test_wrong_types_are_refused():
         scheduler.step()
     with pytest.raises(ValueError, match=r"the metric has shape \(2,\)"):
         scheduler.step(torch.ones(2))
+    with pytest.raises(TypeError, match=r"state_dict must be a dict .* got NoneType"):
+        scheduler.load_state_dict(None)
     with pytest.raises(ValueError, match=r"it lacks .*beta"):
         scheduler.load_state_dict({"last_epoch": 3})

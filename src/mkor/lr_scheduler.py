@@ -222,8 +222,10 @@ class KneePointLR(LRScheduler):
         """Load what `state_dict` returned, options included, as torch's schedulers do.
 
         Raises:
+            TypeError: It is no dict.
             ValueError: It is of another kind of scheduler.
         """
+        check_kind("state_dict", state_dict, dict, "dict that KneePointLR.state_dict() returned")
         missing = self.state_dict().keys() - state_dict.keys()
         if missing:
             raise ValueError(

@@ -91,7 +91,7 @@ def test_the_command_prints_a_table_and_draws(mkor, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--workers", "0,4"], "--workers '0,4' must be whole numbers such as 1,8,64."),
+        (["--workers", "0,4"], "--workers '0,4' must be whole numbers above 0, such as 1,8,64."),
         (["--workers", ""], "--workers '' must be whole numbers"),
         (["--workers", "1,99999999999999999999"], "--workers must be at most 1048576, got 99999"),
         (["--model", "bert-lage"], "unknown model 'bert-lage': did you mean 'bert-large'"),

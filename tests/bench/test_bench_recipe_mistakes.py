@@ -193,6 +193,11 @@ MISTAKES = {
         ", optimizers.mkor.schedule: factor must be less, for a finite rate after 2 of them",
     ),
     "milestones": ("[4, 6]", "[6, 4]", "milestones must be steps below 8 in ascending order"),
+    "a milestone within the warm-up": (
+        "[4, 6]",
+        "[1, 6]",
+        "milestones must be none within the warm-up, the first 2 steps, got [1, 6].",
+    ),
     "a late milestone": ("[4, 6]", "[4, 8]", "milestones must be steps below 8"),
     "a long warm-up": ("warmup = 1", "warmup = 8", "warmup must be steps below 8, got 8."),
     "epochs of no length": (

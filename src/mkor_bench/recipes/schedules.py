@@ -76,6 +76,9 @@ def read_schedule(where: str, table: Mapping[str, Any], span: Span, lr: float) -
     warmup = clock.warmup()
     options = {key: _of_a_kind(fields, key, clock) for key in SCHEDULES[kind]}
     if kind == "milestones":
+        if options["milestones"] and options["milestones"][0] < warmup:
+            rule = f"none within the warm-up, the first {warmup} steps"
+            raise fields.wrong("milestones", table["milestones"], rule)
         times, factor = len(options["milestones"]), options["factor"]
         if math.log(lr) + times * math.log(factor) > math.log(sys.float_info.max):
             raise fields.wrong("factor", factor, f"less, for a finite rate after {times} of them")

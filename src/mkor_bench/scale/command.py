@@ -153,7 +153,7 @@ def counts_of(text: str) -> list[int]:
     """Numbers of workers as typed, in order."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() and int(word) for word in words):
-        raise UserError(f"--workers {text!r} must be whole numbers such as 1,8,64.")
+        raise UserError(f"--workers {text!r} must be whole numbers above 0, such as 1,8,64.")
     numbers = sorted({int(word) for word in words})
     if numbers[-1] > MOST_WORKERS:
         raise UserError(f"--workers must be at most {MOST_WORKERS}, got {numbers[-1]}.")
