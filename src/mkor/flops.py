@@ -88,13 +88,12 @@ FORMULAS: dict[str, Callable[..., int]] = {
 def fold_flops(kind: Kind, stack: int, rows: int, side: int) -> int:
     """Operations of what a hook makes of `rows` rows of a side; rows count where they are picked.
 
-    Sums take an addition per entry, sketches two operations per entry and vector, and moments two
-    per entry and column.
+    Sums take an addition per entry, sketches two operations, and moments two per entry and column.
     """
     if isinstance(kind, Rows):
         return 0
     if isinstance(kind, Sketch):
-        return 2 * stack * rows * side * kind.vectors
+        return 2 * stack * rows * side
     if isinstance(kind, Moment):
         return stack * rows * side * (1 + 2 * side * kind.matrix)
     return stack * rows * side

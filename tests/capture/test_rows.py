@@ -100,11 +100,21 @@ def check_single_rows(module, inputs, grad_output, rows, grads, conv, column):
 
 
 def sign_table(samples, positions, conv, salt, start, vectors=5):
-    """The sign of every row, [r, n, P]: of a convolution, the sample's times the position's."""
+    """What every row counts in each sum, [r, n, P]: of a convolution, by sample and by position."""
+
+    def dealt(count):
+        own = signs(start, 0, count, 1, salt)[0].double()
+        table = torch.zeros(vectors, count, dtype=torch.float64)
+        for row in range(count):
+            table[row % vectors, row] = own[row] * vectors**0.5
+        return table
+
     if not conv:
-        return signs(start, 0, samples * positions, vectors, salt).view(-1, samples, positions)
+        return dealt(samples * positions).view(-1, samples, positions)
+    few = samples < vectors
+    of_samples = signs(start, 0, samples, vectors, salt) if few else dealt(samples)
     of_places = signs(start, 0, positions, vectors, salt ^ POSITIONS)
-    return signs(start, 0, samples, vectors, salt)[:, :, None] * of_places[:, None]
+    return of_samples[:, :, None] * of_places[:, None]
 
 
 def check_sketch(module, inputs, grad_output, rows, grads, conv, column):

@@ -8,7 +8,7 @@ import mkor
 from layer_oracles import Observed
 from mkor.capture import sketch
 from mkor.capture.signs import signs
-from mkor.capture.sketch import OUTPUTS, signed_sum
+from mkor.capture.sketch import OUTPUTS, sign_table, signed_sum
 from mkor.methods.base import Sketch
 
 
@@ -47,6 +47,40 @@ def test_pieces_of_rows_are_one_sum(monkeypatch):
     monkeypatch.setattr(sketch, "PIECE", 7)
     for one, other in zip(signed_sum(rows, start(), 4, 0), whole, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 23])
+def test_rows_are_dealt_to_sums_in_turn(rows):
+    """And a mask that keeps all of them changes nothing."""
+    x = torch.randn(2, rows, 3, dtype=torch.float64)
+    own = signs(start(), 0, rows, 1, 7)[0].double() * 4**0.5
+    expected = torch.zeros(2, 4, 3, dtype=torch.float64)
+    for row in range(rows):
+        expected[:, row % 4] += own[row] * x[:, row]
+    for mask in (None, torch.ones(rows, dtype=torch.bool)):
+        sums, ones = signed_sum(x, start(), 4, 7, mask)
+        torch.testing.assert_close(sums, expected)
+        parts = [own[row::4].sum() for row in range(4)]
+        torch.testing.assert_close(ones, torch.stack(parts))
+    if rows <= 4:
+        torch.testing.assert_close(sums.mT @ sums / 4, x.mT @ x)  # exact
+
+
+def test_dealt_rows_vary_no_more_than_rows_in_every_sum():
+    """The mean square of the error over draws, of rows that have much in common."""
+    x = torch.randn(96, 6, dtype=torch.float64) + 1
+
+    def error(table):
+        v = table.double() @ x
+        return float((v.mT @ v / 8 - x.mT @ x).square().sum())
+
+    places = torch.arange(96)
+    tables = [
+        [sign_table(start(n), places, 8, 0, few, torch.float64) for n in range(400)]
+        for few in (False, True)
+    ]
+    dealt, spread = (sum(map(error, own)) for own in tables)
+    assert dealt < 1.1 * spread
 
 
 def sketches(module, inputs, grads, draws, calls=1, vectors=4):

@@ -1,6 +1,10 @@
 """Sums of a call's rows with random signs, without a random state.
 
-The sign of a row in vector q is bit q of a hash of the row's number. A call numbers its rows from a
+Rows are dealt to the r sums in turn, each with a random sign: then E[VᵀV] is the sum of their outer
+products, as it is where every row is in every sum with r signs, and its variance is about the same
+at an r-th of the operations. What falls to no sum twice is exact: n ≤ r rows need no luck.
+
+The sign of a row is a bit of a hash of the row's number. A call numbers its rows from a
 start that is a hash itself: of the step, the worker and the layer, and of a few entries of its
 input. So a resumed run draws the same signs, the model's random numbers are left alone, and calls
 on other inputs have other signs, which is what lets sums over calls be sketches of all rows. A
@@ -12,7 +16,8 @@ product is right as well.
 
 Where a weight meets P positions of a sample, the sign is the product of the sample's and the
 position's. Two such signs are as uncorrelated as independent ones, and the batch can be summed
-before its patches are formed: r images in place of n.
+before its patches are formed: r images in place of n. Samples are dealt there, and positions have
+signs of their own in each sum; of fewer samples than sums each is in all.
 
 Shapes: n rows or samples, P positions, G stack, r vectors, d side.
 """
@@ -83,29 +88,78 @@ def first_number(
 
 
 def signed_sum(
-    rows: Tensor, start: Tensor, vectors: int, salt: int, mask: Tensor | None = None
+    rows: Tensor,
+    start: Tensor,
+    vectors: int,
+    salt: int,
+    mask: Tensor | None = None,
+    share_few: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Sums of rows [G, n, d] with signs, [G, r, d], and of the signs, [r]; float32 or wider.
 
-    Rows that a mask [n] leaves out must be zero. The others have the signs that they would have
-    without them.
+    Row i is in sum i mod r, times √r. Rows that a mask [n] leaves out must be zero. The others have
+    the signs and the sums that they would have without them.
+
+    Args:
+        rows: X.
+        start: Number of the first row.
+        vectors: r.
+        salt: Makes the signs others.
+        mask: Which rows count.
+        share_few: Whether of fewer rows than sums each is in all, with r signs.
     """
     dtype = wide(rows.dtype)
     sums = rows.new_zeros(rows.shape[0], vectors, rows.shape[-1], dtype=dtype)
     ones = rows.new_zeros(vectors, dtype=dtype)
-    first, most = 0, PIECE
+    most = PIECE
     if rows.dtype != dtype:
         most = min(PIECE, max(1, ENTRIES // max(rows.shape[-1], 1)))
-    numbers = None if mask is None else mask.cumsum(dim=0) - 1
-    for part in rows.split(most, dim=1):
-        last = first + part.shape[1]
-        if mask is None or numbers is None:
-            own = signs(start, first, part.shape[1], vectors, salt).to(dtype)
-        else:
-            own = signs_at(start, numbers[first:last], vectors, salt).to(dtype) * mask[first:last]
-        sums, ones = sums + own @ part.to(dtype), ones + own.sum(dim=-1)
-        first = last
+    most = -(-most // vectors) * vectors  # pieces begin with the first sum
+    places = None if mask is None else mask.cumsum(dim=0) - 1
+    few = share_few and (rows.shape[1] if mask is None else mask.sum()) < vectors
+    for first in range(0, rows.shape[1], most):
+        part = rows[:, first : first + most].to(dtype)
+        count = part.shape[1]
+        if places is None and not few:
+            own = signs(start, first, count, 1, salt)[0].to(dtype) * vectors**0.5
+            sums += dealt_sums(part, own, vectors)
+            ones += dealt_sums(part.new_ones(1, count, 1), own, vectors)[0, :, 0]
+            continue
+        at = first + torch.arange(count, device=rows.device)
+        at = at if places is None else places[first : first + count]
+        table = sign_table(start, at, vectors, salt, few, dtype)
+        table = table if mask is None else table * mask[first : first + count]
+        sums, ones = sums + table @ part, ones + table.sum(dim=-1)
     return sums, ones
+
+
+def sign_table(
+    start: Tensor,
+    places: Tensor,
+    vectors: int,
+    salt: int,
+    few: bool | Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """What rows at places [n] count in each sum, [r, n]."""
+    if few is True:
+        return signs_at(start, places, vectors, salt).to(dtype)
+    own: Tensor = signs_at(start, places, 1, salt).to(dtype) * vectors**0.5  # [1, n]
+    dealt = places % vectors == torch.arange(vectors, device=places.device)[:, None]  # [r, n]
+    table = own.where(dealt, 0)
+    if few is False:
+        return table
+    return torch.where(few, signs_at(start, places, vectors, salt).to(dtype), table)
+
+
+def dealt_sums(rows: Tensor, weights: Tensor, count: int) -> Tensor:
+    """Sums [G, r, d] of rows [G, n, d] with weights [n], row i in sum i mod r."""
+    whole = len(weights) - len(weights) % count
+    dealt = weights[:whole].view(-1, count).mT.contiguous()[:, None]  # [r, 1, n/r]
+    parts = (own[:whole].unflatten(0, (-1, count)).transpose(0, 1) for own in rows)  # [r, n/r, d]
+    sums = torch.stack([(dealt @ part)[:, 0] for part in parts])
+    sums[:, : len(weights) - whole] += rows[:, whole:] * weights[whole:, None]
+    return sums
 
 
 def sketch_inputs(
@@ -192,7 +246,8 @@ def over_positions(
 ) -> tuple[Tensor, Tensor, int]:
     """The same where samples have positions: the signed sum of the batch, then of its patches."""
     batch = view.batch(tensor, inputs)  # [n, C, *S]
-    sums, ones = signed_sum(batch.flatten(1)[None], start, vectors, salt, mask)
+    flat = batch.flatten(1)[None]  # [1, n, C·S]
+    sums, ones = signed_sum(flat, start, vectors, salt, mask, share_few=True)
     images = sums.view(vectors, *batch.shape[1:])
     places = signs(start, 0, view.positions(inputs), vectors, salt ^ POSITIONS).to(sums.dtype)
     weighted = view.weighted_outputs if salt else view.weighted_inputs

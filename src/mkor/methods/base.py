@@ -77,6 +77,8 @@ class Moment:
 class Sketch:
     """Sums of rows with random signs, V = SX [G, r, d]: E[VᵀV]/r is the sum of outer products.
 
+    Either an entry of S is ±√r for one of the r sums, in turn, and else 0, or all are ±1.
+
     Every place of a sample is a row, as in `Moment` with "expand". Sums of several calls or workers
     are sketches of all their rows, since no two share signs.
 
