@@ -123,7 +123,7 @@ def signed_sum(
         if places is None and not few:
             own = signs(start, first, count, 1, salt)[0].to(dtype) * vectors**0.5
             sums += dealt_sums(part, own, vectors)
-            ones += dealt_sums(part.new_ones(1, count, 1), own, vectors)[0, :, 0]
+            ones += F.pad(own, (0, -count % vectors)).view(-1, vectors).sum(dim=0)
             continue
         at = first + torch.arange(count, device=rows.device)
         at = at if places is None else places[first : first + count]
