@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mkor import linalg
 from mkor.linalg import STRIPE, add_gram_, add_low_rank_, apply_factor, sandwich, slow_half
 
 TOLERANCE = {
@@ -55,11 +56,19 @@ def test_apply_factor_to_zero_vectors():
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("r", [1, 3])
 @pytest.mark.parametrize("stack", [1, 2])
-def test_add_low_rank(stack, r, sign, dtype):
+@pytest.mark.parametrize("band", [None, 2])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_add_low_rank(scaled, band, stack, r, sign, dtype, monkeypatch):
+    if band is not None:
+        monkeypatch.setattr(linalg, "CACHED", 0)
+        monkeypatch.setattr(linalg, "STRIPE", band)
     matrix = symmetric(stack, 5, dtype)
     before = matrix.double().clone()
     columns = torch.randn(stack, 5, r)
-    out = add_low_rank_(matrix, columns, sign)
+    scale = torch.tensor([0.5, 3.0], dtype=dtype)[:stack] if scaled else None
+    out = add_low_rank_(matrix, columns, sign, scale)
+    if scale is not None:
+        before *= scale.double()[:, None, None]
     assert out.data_ptr() == matrix.data_ptr() and out.dtype == dtype
     for g in range(stack):
         expected = before[g].clone()

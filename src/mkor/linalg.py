@@ -14,6 +14,9 @@ from torch import Tensor
 STRIPE = 256
 """Rows of the bands in which wide matrices are made: what a band takes stays in caches."""
 
+CACHED = 2**22
+"""Entries of a matrix that stays in caches as a whole."""
+
 
 def slow_half(tensor: Tensor) -> bool:
     """Whether matrix products of this tensor have no fast kernel (float16 on the CPU)."""
@@ -36,20 +39,36 @@ def apply_factor(factor: Tensor, vectors: Tensor) -> Tensor:
     return (factor @ ready).to(vectors.dtype)
 
 
-def add_low_rank_(matrix: Tensor, columns: Tensor, sign: float) -> Tensor:
-    """In place `matrix += sign · columns columnsᵀ`, one pass over the matrix, no temporary of it.
+def add_low_rank_(
+    matrix: Tensor, columns: Tensor, sign: float, scale: Tensor | None = None
+) -> Tensor:
+    """In place `matrix ← scale · matrix + sign · columns columnsᵀ`, without a temporary of it.
+
+    A wide matrix goes in bands, so that what was scaled is still in the caches.
 
     Args:
         matrix: Symmetric matrices, [G, d, d].
         columns: [G, d, r], any float dtype.
         sign: +1 or -1.
+        scale: [G], or None for 1.
     """
+    side = matrix.shape[-1]
     columns = columns.to(matrix.dtype)
-    if (matrix.dtype == torch.float32 and columns.shape[-1] == 1) or slow_half(matrix):
-        for column in columns.split(1, dim=-1):  # [G, d, 1]
-            matrix.addcmul_(column, column.mT, value=sign)
-        return matrix
-    return matrix.baddbmm_(columns, columns.mT, alpha=sign)
+    band = STRIPE if side * side > CACHED else side
+    for part, own in zip(matrix.split(band, dim=1), columns.split(band, dim=1), strict=True):
+        if scale is not None:
+            part.mul_(scale[:, None, None])
+        add_outer_(part, own, columns, sign)
+    return matrix
+
+
+def add_outer_(matrix: Tensor, left: Tensor, right: Tensor, sign: float) -> None:
+    """In place `matrix += sign · left rightᵀ`: [G, o, i], [G, o, r] and [G, i, r] of one dtype."""
+    if (matrix.dtype == torch.float32 and left.shape[-1] == 1) or slow_half(matrix):
+        for row, column in zip(left.split(1, dim=-1), right.split(1, dim=-1), strict=True):
+            matrix.addcmul_(row, column.mT, value=sign)
+    else:
+        matrix.baddbmm_(left, right.mT, alpha=sign)
 
 
 def add_gram_(matrix: Tensor, rows: Tensor) -> Tensor:

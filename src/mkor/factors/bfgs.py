@@ -173,10 +173,9 @@ def guard(inverse: Tensor, columns: tuple[Tensor, Tensor], use: Tensor, reset: T
 
 def write_(inverse: Tensor, change: Change) -> None:
     """Carry out a change in place, without a temporary of the matrix's size."""
-    keep = change.keep[:, None, None].to(inverse.dtype)  # [G, 1, 1]
-    inverse.mul_(keep)
-    inverse.diagonal(dim1=-2, dim2=-1).add_(1 - keep[..., 0])
-    add_low_rank_(inverse, change.plus, 1.0)
+    keep = change.keep.to(inverse.dtype)  # [G]
+    add_low_rank_(inverse, change.plus, 1.0, keep)
+    inverse.diagonal(dim1=-2, dim2=-1).add_(1 - keep[:, None])
     add_low_rank_(inverse, change.minus, -1.0)
 
 

@@ -199,9 +199,8 @@ def guard(change: Change, usable: Tensor, dtype: torch.dtype) -> tuple[Change, T
 
 def write_(inverse: Tensor, change: Change) -> None:
     """Carry out a change in place, without a temporary of the matrix's size."""
-    inverse.mul_(change.keep[:, None, None].to(inverse.dtype))
+    add_low_rank_(inverse, change.columns, change.sign, change.keep.to(inverse.dtype))
     inverse.diagonal(dim1=-2, dim2=-1).add_(change.shift[:, None].to(inverse.dtype))
-    add_low_rank_(inverse, change.columns, change.sign)
 
 
 RULES: dict[str, Callable[..., Change]] = {"exact": exact, "paper": paper, "reference": reference}
