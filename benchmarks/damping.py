@@ -40,6 +40,11 @@ def noise(part: float, least: float) -> Rule:
     return rule
 
 
+def squares(part: float) -> Rule:
+    """A part of the sum of squares, which is the mean eigenvalue that a row meets."""
+    return lambda values, side: part * values.square().sum(dim=1)
+
+
 RULES: dict[str, Rule] = {
     "fixed": fixed(0.003),
     "noise": noise(1, 0.003),
@@ -47,7 +52,9 @@ RULES: dict[str, Rule] = {
     "3 noise above 0.001": noise(3, 0.001),
     "median": lambda values, side: values.median(dim=1).values,
     "geometric mean": lambda values, side: values.clamp_min(1e-6).log().mean(dim=1).exp(),
-    "0.01 sum of squares": lambda values, side: 0.01 * values.square().sum(dim=1),
+    "0.01 sum of squares": squares(0.01),
+    "0.013 sum of squares": squares(0.013),
+    "0.02 sum of squares": squares(0.02),
 }
 
 
