@@ -105,7 +105,7 @@ def sandwich(left: Tensor | None, grad: Tensor, right: Tensor | None) -> Tensor:
     if left is not None:
         ready = left.float() if slow_half(left) else left
         out = out.to(ready.dtype)
-        # A bias makes i odd: kernels lose up to 6 % to an odd number of columns, nothing to one of
+        # A bias makes i odd: kernels lose some speed to an odd number of columns, none to one of
         # rows. Those for bfloat16 would copy what is transposed.
         turned = right is not None and ready.dtype != torch.bfloat16
         out = (out.mT @ ready.mT).mT if turned else ready @ out

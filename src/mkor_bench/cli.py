@@ -32,7 +32,7 @@ from mkor_bench.help import (
     TRAIN_HELP,
 )
 from mkor_bench.interrupt import INTERRUPTED, end_at_once, ignore
-from mkor_bench.launch import launched, leave
+from mkor_bench.launch import leaves_at_once
 from mkor_bench.optimizers import OPTIMIZERS
 from mkor_bench.report.machine import version
 
@@ -289,11 +289,10 @@ def estimate(
 def main() -> None:
     """Runs the command line."""
     end_at_once()
-    try:
-        app()
-    except SystemExit as ended:
-        if ended.code == INTERRUPTED:
-            ignore()
-        if launched() and isinstance(ended.code, int):
-            leave(ended.code)
-        raise
+    with leaves_at_once():
+        try:
+            app()
+        except SystemExit as ended:
+            if ended.code == INTERRUPTED:
+                ignore()
+            raise

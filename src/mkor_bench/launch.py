@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def launched() -> bool:
@@ -11,15 +14,28 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def leave(code: int) -> None:
-    """Ends the process without the interpreter's clean-up, in which gloo's threads may hang.
+@contextmanager
+def leaves_at_once() -> Iterator[None]:
+    """Lets what ends a launched process end it without the interpreter's clean-up.
 
-    They give tensors back to an interpreter that waits for them, or is no more
-    (pytorch/pytorch#75097, #179291).
-
-    Args:
-        code: The exit code.
+    There gloo's threads may hang: they give tensors back to an interpreter that waits for them, or
+    is no more (pytorch/pytorch#75097, #179291). And the other workers wait until torchrun sees that
+    one of them has ended.
     """
+    try:
+        yield
+    except SystemExit as ended:
+        if launched() and isinstance(ended.code, int):
+            _leave(ended.code)
+        raise
+    except BaseException:
+        if launched():
+            traceback.print_exc()
+            _leave(1)
+        raise
+
+
+def _leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -17,6 +17,7 @@ from mkor_bench.tasks.bert_masked import QUICK, BertMasked, find_passages, packe
 from mkor_bench.tasks.masking import drawn_places
 from mkor_bench.tasks.source import TaskSource
 from small_data import WORDS, write_small_data, write_small_model
+from streams import Stream
 
 pytest.importorskip("transformers", reason="needs the package transformers")
 
@@ -161,17 +162,6 @@ def test_a_text_without_words_is_told_before_training(mkor, folder, part, conten
     assert result.exit_code == 2 and message in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert not (folder / "runs").exists()
-
-
-class Stream(list):
-    """A data set on the hub that streams."""
-
-    def shuffle(self, seed, buffer_size):
-        self.seed = seed
-        return self
-
-    def set_epoch(self, epoch):
-        self.epochs = [*getattr(self, "epochs", []), epoch]
 
 
 def on_the_hub(monkeypatch, rows):

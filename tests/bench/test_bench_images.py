@@ -20,6 +20,7 @@ from mkor_bench.tasks import photographs
 from mkor_bench.tasks.photographs import ahead, central, cropped
 from mkor_bench.tasks.source import TaskSource
 from small_data import TEST, TRAIN, write_small_data
+from streams import Stream
 
 
 @pytest.fixture(scope="module")
@@ -209,17 +210,6 @@ def test_only_photographs_of_a_folder_are_read(folder, tmp_path):
     epoch = list(islice(load_photographs(tmp_path).train(0), 24))
     assert sorted(label for _, label in epoch) == [0] * 8 + [1] * 8 + [2] * 8
     assert all(opener().mode == "RGB" for opener, _ in epoch)
-
-
-class Stream(list):
-    """A part of a data set on the hub that streams."""
-
-    def shuffle(self, seed, buffer_size):
-        self.seed = seed
-        return self
-
-    def set_epoch(self, epoch):
-        self.epochs = [*getattr(self, "epochs", []), epoch]
 
 
 def test_the_hub_streams_photographs_epoch_after_epoch(monkeypatch):

@@ -2,7 +2,7 @@
 
 Rows are dealt to the r sums in turn, each with a random sign: then E[VᵀV] is the sum of their outer
 products, as it is where every row is in every sum with r signs, and its variance is about the same
-at an r-th of the operations. What falls to no sum twice is exact: n ≤ r rows need no luck.
+at an r-th of the operations. Up to r rows are each alone in a sum, which is exact.
 
 The sign of a row is a bit of a hash of the row's number. A call numbers its rows from a
 start that is a hash itself: of the step, the worker and the layer, and of a few entries of its
