@@ -34,8 +34,17 @@ IDEAS: Mapping[str, Callable[[int], dict[str, Any]]] = {
     "damping falls to 0.001": lambda steps: {"damping": falling(0.01, 0.001, steps)},
     "damping rises to 0.01": lambda steps: {"damping": falling(0.001, 0.01, steps)},
     "every step then 10": lambda steps: {"factor_update_steps": changed(1, 10, 0.2 * steps)},
+    "every 10": lambda steps: {"factor_update_steps": 10},
+    "50 steps then 10": lambda steps: {"warmup_steps": 50, "factor_update_steps": 10},
+    "100 steps then 10": lambda steps: {"warmup_steps": 100, "factor_update_steps": 10},
+    "100 steps then 20": lambda steps: {"warmup_steps": 100, "factor_update_steps": 20},
     "every 10 then 2": lambda steps: {"factor_update_steps": changed(10, 2, 0.5 * steps)},
     "rank 20": lambda steps: {"rank": 20},
+    "rank 20 and 100 steps then 10": lambda steps: {
+        "rank": 20,
+        "warmup_steps": 100,
+        "factor_update_steps": 10,
+    },
     "vectors 64": lambda steps: {"vectors": 64},
     "vectors 64 and rank 80": lambda steps: {"vectors": 64, "rank": 80},
 }

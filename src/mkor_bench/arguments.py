@@ -80,3 +80,9 @@ EVERY = typer.Option(
     help="Steps between checkpoints; 0: only at the end.",
 )
 RESUME = typer.Option("--resume", help="Continue the checkpoint in the output folder.")
+GRID = typer.Option(
+    metavar="LIST",
+    help="Learning rates that tuning begins with, 1 and 3 times powers of ten.",
+    show_default="0.001 to 0.1",
+)
+AUTOCAST = typer.Option("--autocast", help="Train under bfloat16 autocast.")

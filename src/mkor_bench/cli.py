@@ -12,8 +12,10 @@ from typing import Annotated
 import typer
 
 from mkor_bench.arguments import (
+    AUTOCAST,
     DATA,
     EVERY,
+    GRID,
     LR,
     RESUME,
     SEED,
@@ -82,15 +84,7 @@ def compare(
             show_default="each task's own",
         ),
     ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            parser=whole("--steps"),
-            help="Steps of a run.",
-            show_default="each task's own",
-        ),
-    ] = None,
+    steps: Annotated[int | None, count("--steps", "Steps of a run.", "each task's own")] = None,
     seeds: Annotated[
         int, typer.Option(metavar="N", parser=whole("--seeds"), help="How many seeds, from 0 on.")
     ] = 3,
@@ -122,12 +116,7 @@ def train(
     task: Annotated[str, typer.Argument(metavar="TASK", help="What to train.")],
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="The optimizer.")] = "mkor",
     lr: Annotated[float | None, LR] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", parser=whole("--steps"), help="Steps.", show_default="the task's own"
-        ),
-    ] = None,
+    steps: Annotated[int | None, count("--steps", "Steps.", "the task's own")] = None,
     seed: Annotated[int | None, SEED] = None,
     threads: Annotated[int, THREADS] = 1,
     output: Annotated[
@@ -170,6 +159,8 @@ def study(
     seeds: Annotated[
         int | None, count("--seeds", "How many seeds, from 0 on.", "the study's own")
     ] = None,
+    lrs: Annotated[str | None, GRID] = None,
+    autocast: Annotated[bool, AUTOCAST] = False,
     workers: Annotated[
         int | None, count("--workers", "Processes side by side, one thread each.", "one a core")
     ] = None,
@@ -192,6 +183,8 @@ def study(
             tasks=tasks,
             optimizers=optimizers,
             seeds=seeds,
+            lrs=lrs,
+            autocast=autocast,
             workers=workers,
             output=output,
             data=data,

@@ -45,6 +45,8 @@ SURFACE = {
         "--tasks",
         "--optimizers",
         "--seeds",
+        "--lrs",
+        "--autocast",
         "--workers",
         "--report",
         "--output",

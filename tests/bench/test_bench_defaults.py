@@ -72,6 +72,23 @@ def test_a_finished_study_runs_nothing_and_grows_by_what_is_new(study):
     assert all("adamw" in name for name in after.keys() - before.keys())
 
 
+def test_a_study_under_autocast_tunes_from_the_rates_that_it_is_given(study):
+    _, folder = study(*STUDY, "adamw", "--autocast", "--lrs", "0.003,0.001", "--output", "half")
+    content = json.loads((folder.parent / "half/defaults.json").read_text())
+    assert content["conditions"]["precision"] == "bfloat16 autocast"
+    grid = content["data"]["tasks"]["digits-classifier"]["optimizers"]["adamw"]["grid"]
+    rates = [point["lr"] for point in grid]
+    assert rates[:2] == [0.001, 0.003] and len(rates) > 2
+    records = [json.loads(path.read_text()) for path in (folder.parent / "half/runs").iterdir()]
+    assert {record["spec"]["autocast"] for record in records} == {"bfloat16"}
+
+
+def test_runs_in_other_precisions_are_kept_apart():
+    full, half = (Place("digits-classifier", None, True, autocast=on) for on in (False, True))
+    assert "autocast" not in full.spec("sgd")
+    assert run_piece(full, "sgd", 0.1, 0).key != run_piece(half, "sgd", 0.1, 0).key
+
+
 def test_a_report_before_anything_is_done_has_empty_tables(study):
     _, folder = study(*STUDY, "lamb", "--report", "--output", "empty")
     content = json.loads((folder.parent / "empty/defaults.json").read_text())

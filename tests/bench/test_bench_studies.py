@@ -234,6 +234,18 @@ def test_pieces_that_measure_time_run_one_by_one_after_the_others(tmp_path):
             ["all", "--optimizers", "sgd"],
             "--optimizers sgd: all studies differ in their optimizers",
         ),
+        (
+            ["memory", "--autocast"],
+            "--autocast: study 'memory' has no training on tasks; leave the option out",
+        ),
+        (
+            ["learning-rate", "--lrs", "0.1"],
+            "--lrs 0.1: study 'learning-rate' has no learning rates to tune; leave",
+        ),
+        (
+            ["defaults", "--quick", "--lrs", "0.1,0.002"],
+            "--lrs: 0.002 is not on the common grid, which everything is tuned on: give 1 or 3",
+        ),
         (["memori"], "unknown study 'memori'"),
         (["memory", "--optimizers", "sgdd"], "unknown optimizer 'sgdd'"),
         (

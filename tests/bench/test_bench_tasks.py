@@ -6,6 +6,7 @@ from itertools import islice
 
 import pytest
 import torch
+from torch import nn
 
 from mkor_bench.errors import UserError
 from mkor_bench.models.bert import CHECKPOINTS
@@ -52,6 +53,26 @@ def test_a_built_in_task_keeps_the_contract(name, quick):
     assert all(loss.ndim == 0 and loss.requires_grad for loss in losses)
     with torch.no_grad():
         assert isinstance(task.evaluate(model.eval()), float)
+
+
+@pytest.mark.parametrize("name", ["digits-autoencoder", "cifar100-convnet", "minilm-stsb"])
+def test_autocast_lowers_products_alone(name, quick, data):
+    full, half = quick(name), TaskSource(name, data, quick=True, autocast=True).load()
+    torch.manual_seed(0)
+    model = full.build(0)
+    layer = next(m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d)))
+    seen = []
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    batch = next(full.batches(0))
+    losses = [task.loss(model, batch) for task in (full, half)]
+    losses[1].backward()
+    assert {loss.dtype for loss in losses} == {layer.weight.grad.dtype} == {torch.float32}
+    assert seen == [torch.float32, torch.bfloat16]
+    assert losses[0] != losses[1]
+    torch.testing.assert_close(*losses, rtol=0.03, atol=0.03)
+    with torch.no_grad():
+        half.evaluate(model.eval())
+    assert seen[-1] == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mkor_bench.studies.tuning import HIGHEST, LOWEST, Candidate, rate, tune
+from mkor_bench.studies.tuning import HIGHEST, LOWEST, Candidate, place, rate, tune
 
 GRID = (-6, -5, -4, -3, -2)
 
@@ -30,6 +30,11 @@ def bowl(best):
 def test_rates_are_one_and_three_times_powers_of_ten():
     assert [rate(place) for place in range(-4, 4)] == [0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30]
     assert (rate(LOWEST), rate(HIGHEST)) == (1e-7, 100)
+
+
+def test_the_place_of_a_rate_is_the_one_that_it_came_from():
+    assert [place(rate(at)) for at in range(LOWEST, HIGHEST + 1)] == [*range(LOWEST, HIGHEST + 1)]
+    assert [place(lr) for lr in (0.002, 0.0999999, 5.0)] == [None] * 3
 
 
 def test_a_best_rate_inside_the_grid_takes_one_round():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -15,16 +15,20 @@ from mkor_bench.console import Display, output_console, progress_display
 from mkor_bench.errors import UserError, unknown_name
 from mkor_bench.files import prepare_folder
 from mkor_bench.interrupt import raises_interrupt
-from mkor_bench.options import MAX_SEEDS, check_count, parse_names, parse_optimizers
+from mkor_bench.options import MAX_SEEDS, check_count, parse_lrs, parse_names, parse_optimizers
 from mkor_bench.report.section import Section
 from mkor_bench.studies import ALL, STUDIES
 from mkor_bench.studies.drive import drive
 from mkor_bench.studies.kept import FOLDER_NAME, Kept
 from mkor_bench.studies.piece import Piece
 from mkor_bench.studies.study import Report, Request, Study
+from mkor_bench.studies.tuning import place
 from mkor_bench.tasks import GROUPS, TASKS
 from mkor_bench.tasks.source import TaskSource, check_data
 from mkor_bench.workers import Workers, cores
+
+_WHAT = {"--lrs": "learning rates to tune", "--autocast": "training on tasks"}
+"""What options stand for, where their names do not tell."""
 
 
 def run_study(
@@ -34,6 +38,8 @@ def run_study(
     tasks: str | None,
     optimizers: str | None,
     seeds: int | None,
+    lrs: str | None,
+    autocast: bool,
     workers: int | None,
     output: Path | None,
     data: str | None,
@@ -47,18 +53,21 @@ def run_study(
         tasks: Tasks and groups of them, separated by commas, or None for the study's own.
         optimizers: Names, separated by commas, or None for the study's own.
         seeds: How many, or None for the study's own.
+        lrs: Learning rates that tuning begins with, separated by commas, or None for the study's
+            own.
+        autocast: Whether to train under bfloat16 autocast.
         workers: Processes side by side, or None for one a core.
         output: The output folder, or None for ``runs/study/NAME``. Of all studies, each gets a
             folder of its name in it.
         data: What --data named.
         report_only: Whether to report on what is there and run nothing.
     """
-    given = {"--tasks": tasks, "--optimizers": optimizers, "--seeds": seeds}
+    given = Given(tasks, optimizers, seeds, lrs, autocast or None)
     if name == ALL:
-        _refuse_given(given, "all studies differ in their", "name one study")
+        _refuse_given(given.options(), "all studies differ in their", "name one study")
     check_data(data)
     studies = [find_study(each) for each in (STUDIES if name == ALL else (name,))]
-    asked = [_asked(study, quick, data, tasks, optimizers, seeds) for study in studies]
+    asked = [_asked(study, quick, data, given) for study in studies]
     root = output or Path("runs/study") / (f"{name}-quick" if quick else name)
     folders = [root / study.name if name == ALL else root for study in studies]
     count = cores() if workers is None else check_count(workers, "--workers", most=4 * cores())
@@ -91,35 +100,63 @@ def find_study(name: str) -> Study:
     return study
 
 
-def _asked(
-    study: Study,
-    quick: bool,
-    data: str | None,
-    tasks: str | None,
-    optimizers: str | None,
-    seeds: int | None,
-) -> Request:
-    asked = study.request(quick, data)
-    has = {
-        "--tasks": (tasks, asked.tasks),
-        "--optimizers": (optimizers, asked.optimizers),
-        "--seeds": (seeds, asked.seeds),
-    }
-    absent = {option: given for option, (given, own) in has.items() if not own}
+@dataclass(frozen=True)
+class Given:
+    """What the command line says of a study; None where it says nothing.
+
+    Attributes:
+        tasks: Names, separated by commas.
+        optimizers: The same.
+        seeds: How many.
+        lrs: Learning rates, separated by commas.
+        autocast: True, if it was asked for.
+    """
+
+    tasks: str | None
+    optimizers: str | None
+    seeds: int | None
+    lrs: str | None
+    autocast: bool | None
+
+    def options(self) -> dict[str, object]:
+        """Returns what is given by the options' names."""
+        return {f"--{field.name}": getattr(self, field.name) for field in fields(self)}
+
+
+def _asked(study: Study, quick: bool, data: str | None, given: Given) -> Request:
+    own = study.request(quick, data)
+    # What trains on no tasks has nothing to put under autocast.
+    has = (own.tasks, own.optimizers, own.seeds, own.grid, own.tasks)
+    options = given.options()
+    absent = {option: options[option] for option, it in zip(options, has, strict=True) if not it}
     _refuse_given(absent, f"study {study.name!r} has no", "leave the option out")
-    if tasks is not None:
-        asked = replace(asked, tasks=_parse_tasks(tasks, study))
-    if optimizers is not None:
-        asked = replace(asked, optimizers=parse_optimizers(optimizers))
-    if seeds is not None:
-        asked = replace(asked, seeds=check_count(seeds, "--seeds", most=MAX_SEEDS))
-    return asked
+    if given.tasks is not None:
+        own = replace(own, tasks=_parse_tasks(given.tasks, study))
+    if given.optimizers is not None:
+        own = replace(own, optimizers=parse_optimizers(given.optimizers))
+    if given.seeds is not None:
+        own = replace(own, seeds=check_count(given.seeds, "--seeds", most=MAX_SEEDS))
+    if given.lrs is not None:
+        own = replace(own, grid=_parse_grid(given.lrs))
+    return replace(own, autocast=bool(given.autocast))
 
 
 def _refuse_given(given: Mapping[str, object], why: str, remedy: str) -> None:
     for option, value in given.items():
         if value is not None:
-            raise UserError(f"{option} {value}: {why} {option.strip('-')}; {remedy}.")
+            typed = option if value is True else f"{option} {value}"
+            raise UserError(f"{typed}: {why} {_WHAT.get(option, option.strip('-'))}; {remedy}.")
+
+
+def _parse_grid(text: str) -> tuple[int, ...]:
+    found = {lr: place(lr) for lr in parse_lrs(text)}
+    for lr, where in found.items():
+        if where is None:
+            raise UserError(
+                f"--lrs: {lr:g} is not on the common grid, which everything is tuned on: "
+                "give 1 or 3 times powers of ten, such as 0.0001,0.0003,0.001."
+            )
+    return tuple(where for where in found.values() if where is not None)
 
 
 def _parse_tasks(text: str, study: Study) -> tuple[str, ...]:

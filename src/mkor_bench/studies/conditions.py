@@ -24,6 +24,7 @@ def conditions(asked: Request, records: Sequence[Mapping[str, Any]]) -> dict[str
         "seeds": asked.seeds,
         "schedule": SCHEDULE,
         "threads": 1,
+        "precision": "bfloat16 autocast" if asked.autocast else "float32",
         "machines": _different(records, "machine"),
         "versions": _different(records, "versions"),
         "sources": _different(records, "sources"),

@@ -15,7 +15,7 @@ from mkor_bench.studies.finding import Check, judge
 from mkor_bench.studies.kept import Kept
 from mkor_bench.studies.outcome import TaskOutcome, median
 from mkor_bench.studies.study import Report, Request, Study
-from mkor_bench.studies.tuned import Tuned, usual_tasks
+from mkor_bench.studies.tuned import Tuned, grid_of, usual_tasks
 from mkor_bench.studies.tuned_report import conclude_tuned
 from mkor_bench.summary import OptimizerResult
 from mkor_bench.tasks import TASKS
@@ -128,9 +128,10 @@ def _tuned(asked: Request, kept: Kept) -> Tuned:
 
 
 def _request(quick: bool, data: str | None) -> Request:
+    tasks, grid = usual_tasks(data, FULL, quick), grid_of(quick)
     if quick:
-        return Request(usual_tasks(data, FULL, quick)[:2], QUICK, seeds=1, quick=True, data=data)
-    return Request(usual_tasks(data, FULL, quick), COMPARED, seeds=3, data=data)
+        return Request(tasks[:2], QUICK, 1, quick, data, grid)
+    return Request(tasks, COMPARED, 3, quick, data, grid)
 
 
 STUDY = Study(

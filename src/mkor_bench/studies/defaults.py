@@ -17,7 +17,7 @@ from mkor_bench.studies.kept import Kept
 from mkor_bench.studies.outcome import TaskOutcome
 from mkor_bench.studies.piece import Piece
 from mkor_bench.studies.study import Report, Request, Study
-from mkor_bench.studies.tuned import Tuned, usual_tasks
+from mkor_bench.studies.tuned import Tuned, grid_of, usual_tasks
 from mkor_bench.studies.tuned_report import conclude_tuned, medians_of
 
 HELD_OUT = ("cifar100-resnet20", "minilm-polarity")
@@ -52,9 +52,10 @@ def request(quick: bool, data: str | None) -> Request:
     Returns:
         The request.
     """
+    grid = grid_of(quick)
     if not quick:
-        return Request((*CHOICE, *HELD_OUT), COMPARED, seeds=3, data=data)
-    return Request(usual_tasks(data, (), quick), QUICK_OPTIMIZERS, seeds=2, quick=True, data=data)
+        return Request((*CHOICE, *HELD_OUT), COMPARED, 3, quick, data, grid)
+    return Request(usual_tasks(data, (), quick), QUICK_OPTIMIZERS, 2, quick, data, grid)
 
 
 def pieces(asked: Request, kept: Kept) -> Sequence[Piece]:

@@ -19,7 +19,7 @@ from mkor_bench.studies.outcome import TaskOutcome
 from mkor_bench.studies.piece import Piece
 from mkor_bench.studies.stages import Stages, mean_step, stages_of, stages_piece
 from mkor_bench.studies.study import Report, Request, Study
-from mkor_bench.studies.tuned import Tuned, usual_tasks
+from mkor_bench.studies.tuned import Tuned, grid_of, usual_tasks
 from mkor_bench.studies.workloads import workloads
 
 METHODS = ("mkor", "kfac", "kaisa-eigen", "hylo-kid")
@@ -187,10 +187,11 @@ def _draw(
 
 
 def _request(quick: bool, data: str | None) -> Request:
+    grid = grid_of(quick)
     if quick:
-        return Request(("digits-autoencoder",), ("mkor", "kfac"), seeds=1, quick=True, data=data)
+        return Request(("digits-autoencoder",), ("mkor", "kfac"), 1, quick, data, grid)
     tasks = usual_tasks(data, ("digits-autoencoder", "cifar100-autoencoder", "shakespeare"), quick)
-    return Request(tasks, METHODS, seeds=3, data=data)
+    return Request(tasks, METHODS, 3, quick, data, grid)
 
 
 STUDY = Study(

@@ -18,7 +18,7 @@ from mkor_bench.report.section import Cell, Figure, Section, Table
 from mkor_bench.studies.finding import Check, conclude, judge
 from mkor_bench.studies.kept import Kept
 from mkor_bench.studies.piece import Piece
-from mkor_bench.studies.runs import Place, run_of, run_piece
+from mkor_bench.studies.runs import places_of, run_of, run_piece
 from mkor_bench.studies.study import Report, Request, Study
 from mkor_bench.studies.tuned import usual_tasks
 from mkor_bench.summary import final_loss, smooth, window
@@ -42,14 +42,10 @@ def pieces(asked: Request, kept: Kept) -> Sequence[Piece]:
     del kept
     return [
         run_piece(place, name, lr, 0)
-        for place in _places(asked)
+        for place in places_of(asked)
         for name in asked.optimizers
         for lr in RATES
     ]
-
-
-def _places(asked: Request) -> list[Place]:
-    return [Place(task, asked.data, asked.quick) for task in asked.tasks]
 
 
 def ends(runs: Mapping[tuple[str, float], Run]) -> dict[str, dict[float, tuple[int | None, str]]]:
@@ -116,7 +112,7 @@ def checks(tasks: Mapping[str, Ends]) -> list[Check]:
 def report(asked: Request, kept: Kept, folder: Path) -> Report:
     """Writes the section."""
     tasks, losses = {}, {}
-    for place in _places(asked):
+    for place in places_of(asked):
         known = {(n, lr): run_of(kept, place, n, lr, 0) for n in asked.optimizers for lr in RATES}
         runs = {key: run for key, run in known.items() if run is not None}
         tasks[place.task] = ends(runs)

@@ -33,7 +33,7 @@ from mkor_bench.studies.finding import Check, conclude, judge
 from mkor_bench.studies.kept import Kept
 from mkor_bench.studies.piece import Piece
 from mkor_bench.studies.rows import Seen, follow, watched_piece
-from mkor_bench.studies.runs import Place
+from mkor_bench.studies.runs import places_of
 from mkor_bench.studies.study import Report, Request, Study
 from mkor_bench.studies.tuned import usual_tasks
 
@@ -188,7 +188,7 @@ def checks(results: Mapping[str, Errors]) -> list[Check]:
 
 
 def _pieces(asked: Request) -> dict[str, Piece]:
-    places = [Place(task, asked.data, asked.quick) for task in asked.tasks]
+    places = places_of(asked)
     more = {"kept": [VECTORS, KEPT, WINDOW, DECAY, LOOKS]}
     name = "mkor_bench.studies.rank:watch"
     return {place.task: watched_piece(place, name, "mkor", **more) for place in places}

@@ -11,8 +11,7 @@ from torch.nn.functional import unfold
 
 from mkor_bench.optimizers import settled_options
 from mkor_bench.studies.piece import Piece
-from mkor_bench.studies.runs import Place
-from mkor_bench.tasks.source import TaskSource
+from mkor_bench.studies.runs import Place, source_of
 from mkor_bench.train import Settings, Training, training_step
 
 LAYERS = 6
@@ -63,7 +62,7 @@ def follow(
         report: Called after each step.
         see: Called after each step with its number, from 0, and the rows.
     """
-    source = TaskSource(spec["task"], data, spec["quick"])
+    source = source_of(spec, data)
     settings = Settings(spec["optimizer"], spec["lr"], 0, spec["steps"])
     training = Training(source.load(), settings)
     watch = Watch(training.model)

@@ -14,6 +14,7 @@ from mkor_bench.data.store import CHECKSUMS, HUB
 from mkor_bench.optimizers import settled_options
 from mkor_bench.studies.kept import Kept
 from mkor_bench.studies.piece import Piece
+from mkor_bench.studies.study import Request
 from mkor_bench.tasks.source import TaskSource
 from mkor_bench.timing import TimingJob, time_steps
 from mkor_bench.train import SCHEDULE, Run, Settings, clock
@@ -30,16 +31,18 @@ class Place:
         task: Its name.
         data: What --data named.
         quick: Whether it is made at its small size.
+        autocast: Whether it is trained under bfloat16 autocast.
     """
 
     task: str
     data: str | None
     quick: bool
+    autocast: bool = False
 
     @property
     def source(self) -> TaskSource:
         """Where to load the task from."""
-        return TaskSource(self.task, self.data, self.quick)
+        return TaskSource(self.task, self.data, self.quick, self.autocast)
 
     @property
     def steps(self) -> int:
@@ -56,7 +59,26 @@ class Place:
             "options": settled_options(optimizer),
             "steps": self.steps,
             "threads": 1,
+            **({"autocast": "bfloat16"} if self.autocast else {}),
         }
+
+
+def places_of(asked: Request) -> list[Place]:
+    """Returns a request's tasks as they are run."""
+    return [Place(task, asked.data, asked.quick, asked.autocast) for task in asked.tasks]
+
+
+def source_of(spec: Mapping[str, Any], data: str | None) -> TaskSource:
+    """Tells where a piece's task is loaded from.
+
+    Args:
+        spec: Of the piece.
+        data: What --data named.
+
+    Returns:
+        The source.
+    """
+    return TaskSource(spec["task"], data, spec["quick"], "autocast" in spec)
 
 
 def run_piece(place: Place, optimizer: str, lr: float, seed: int) -> Piece:
@@ -88,7 +110,7 @@ def train_once(
     spec: Mapping[str, Any], data: str | None, report: Callable[[int], None]
 ) -> dict[str, Any]:
     """Trains, in a worker; see :func:`run_piece`."""
-    source = TaskSource(spec["task"], data, spec["quick"])
+    source = source_of(spec, data)
     settings = Settings(spec["optimizer"], spec["lr"], spec["seed"], spec["steps"])
     run = run_job(RunJob(source, settings), report)
     return {
@@ -115,7 +137,7 @@ def time_step(
     spec: Mapping[str, Any], data: str | None, report: Callable[[int], None]
 ) -> dict[str, Any]:
     """Measures, in a worker; see :func:`timing_piece`."""
-    source = TaskSource(spec["task"], data, spec["quick"])
+    source = source_of(spec, data)
     name = spec["optimizer"]
     time = time_steps(TimingJob(source, (name,), spec["rounds"]), report)[name]
     return {"seconds": time.seconds, "ratio": time.ratio, "clock": clock()[1]}

@@ -26,7 +26,7 @@ from mkor_bench.studies.kept import Kept
 from mkor_bench.studies.piece import Piece
 from mkor_bench.studies.rank import looks_at, sketch
 from mkor_bench.studies.rows import Seen, follow, watched_piece
-from mkor_bench.studies.runs import Place
+from mkor_bench.studies.runs import places_of
 from mkor_bench.studies.study import Report, Request, Study
 from mkor_bench.studies.tuned import usual_tasks
 
@@ -199,7 +199,7 @@ def checks(results: Mapping[str, Mapping[str, Any]]) -> list[Check]:
 
 
 def _pieces(asked: Request) -> dict[str, Piece]:
-    places = [Place(task, asked.data, asked.quick) for task in asked.tasks]
+    places = places_of(asked)
     more = {"kept": [DAMPING, DECAY, KEPT, VECTORS]}
     name = "mkor_bench.studies.spectrum:watch"
     return {place.task: watched_piece(place, name, "kfac", **more) for place in places}

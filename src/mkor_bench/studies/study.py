@@ -28,6 +28,9 @@ class Request:
         seeds: How many, from 0 on; 0 where nothing depends on a seed.
         quick: Whether all is done at its small size.
         data: What --data named.
+        grid: The places of the learning rates that tuning begins with, as
+            :func:`~mkor_bench.studies.tuning.rate` counts them; none where nothing is tuned.
+        autocast: Whether tasks are trained under bfloat16 autocast.
     """
 
     tasks: tuple[str, ...]
@@ -35,6 +38,8 @@ class Request:
     seeds: int
     quick: bool = False
     data: str | None = None
+    grid: tuple[int, ...] = ()
+    autocast: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from mkor_bench.compare import TUNING_SEED
 from mkor_bench.studies.kept import Kept
 from mkor_bench.studies.outcome import TaskOutcome
 from mkor_bench.studies.piece import Piece
-from mkor_bench.studies.runs import Place, run_of, run_piece, timing_piece
+from mkor_bench.studies.runs import Place, places_of, run_of, run_piece, timing_piece
 from mkor_bench.studies.study import Request
 from mkor_bench.studies.tuning import Candidate, Tuning, tune
 from mkor_bench.summary import OptimizerResult, TaskResult, final_loss
@@ -42,10 +42,16 @@ def usual_tasks(data: str | None, full: Sequence[str], quick: bool) -> tuple[str
     return QUICK_TASKS if quick else tuple(full)
 
 
+def grid_of(quick: bool) -> tuple[int, ...]:
+    """Returns the places of the learning rates that tuning begins with."""
+    return QUICK_GRID if quick else GRID
+
+
 def small_request(quick: bool, data: str | None) -> Request:
     """Returns what is done by studies that compare variants of MKOR on a few small tasks."""
     tasks = usual_tasks(data, (*DIGITS, "mnist-autoencoder", "cifar100-convnet"), quick)
-    return Request(tasks[:1] if quick else tasks, (), 1 if quick else 3, quick, data)
+    chosen, seeds = (tasks[:1], 1) if quick else (tasks, 3)
+    return Request(chosen, (), seeds, quick, data, grid_of(quick))
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Tuned:
     @property
     def places(self) -> list[Place]:
         """The tasks as they are run."""
-        return [Place(task, self.asked.data, self.asked.quick) for task in self.asked.tasks]
+        return places_of(self.asked)
 
     def pieces(self) -> list[Piece]:
         """Returns what is wanted by now: tuning, then seeds and step times."""
@@ -110,9 +116,8 @@ class Tuned:
             run = run_of(self.kept, place, optimizer, lr, TUNING_SEED)
             return None if run is None else final_loss(run)
 
-        quick = self.asked.quick
-        search = {} if quick else self.search.get(name, {})
-        return tune(Candidate(name, search), QUICK_GRID if quick else GRID, loss_of)
+        search = {} if self.asked.quick else self.search.get(name, {})
+        return tune(Candidate(name, search), self.asked.grid, loss_of)
 
     def _result(self, place: Place, name: str, tuning: Tuning) -> OptimizerResult | None:
         if tuning.missing:

@@ -55,6 +55,12 @@ def rate(place: int) -> float:
     return float(f"{(1, 3)[place % 2]}e{place // 2}")
 
 
+def place(lr: float) -> int | None:
+    """Returns the place of a learning rate on the common grid, None where it is not on it."""
+    found = round(2 * math.log10(lr))
+    return found if rate(found) == lr else None
+
+
 def tune(candidate: Candidate, grid: Sequence[int], loss_of: LossOf) -> Tuning:
     """Finds the best learning rate and options of a candidate, as far as losses are known.
 

@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ from typing import Any
 from mkor_bench.data.store import BLANK, HUB, Store
 from mkor_bench.errors import UserError, unknown_name, where
 from mkor_bench.tasks import GROUPS, TASKS
+from mkor_bench.tasks.autocast import autocast
 from mkor_bench.tasks.guard import guarded
 from mkor_bench.tasks.task import Task
 
@@ -38,11 +39,13 @@ class TaskSource:
         data: The folder with data sets, "hub", or :data:`~mkor_bench.data.store.BLANK` for
             data made up, for tasks that read any.
         quick: Whether a built-in task is made at its small size.
+        autocast: Whether it is trained under bfloat16 autocast.
     """
 
     text: str
     data: str | None = None
     quick: bool = False
+    autocast: bool = False
 
     @property
     def is_users(self) -> bool:
@@ -115,6 +118,8 @@ def check_data(data: str | None) -> None:
 @cache
 def load_once(source: TaskSource) -> Task:
     """Makes a source's task; a process makes it once, and keeps it."""
+    if source.autocast:
+        return autocast(load_once(replace(source, autocast=False)))
     if not source.is_users:
         entry = TASKS[source.text]
         module = importlib.import_module(f"mkor_bench.tasks.{entry.module}")
