@@ -187,6 +187,87 @@ def test_a_mask_ends_with_its_step():
     assert_same(parameters(model) | factors(optimizer), plain, 1e-8)
 
 
+@pytest.mark.parametrize("cleared", [1, 2])
+def test_a_mask_ends_with_a_batch_that_is_dropped(cleared):
+    """As after a step that a loss scaler skips."""
+    data = batches(2)
+    plain = run("exact", [[(data[1], None)]])
+    torch.manual_seed(1)
+    model = Tagger().double()
+    optimizer = build("exact", model)
+    optimizer.set_mask(torch.arange(LENGTH).expand(6, -1) < 2)
+    model(data[0]).square().mean().backward()
+    for _ in range(cleared):
+        optimizer.zero_grad()
+    step(model, optimizer, [(data[1], None)], told=False)
+    assert_same(parameters(model) | factors(optimizer), plain, 0)
+
+
+@pytest.mark.parametrize("reentrant", [None, True, False])
+def test_a_mask_outlives_gradients_that_are_cleared_before_its_backward_pass(reentrant):
+    x, mask = padded(batches(1)[0])
+
+    def one(late):
+        torch.manual_seed(1)
+        model = Tagger(reentrant).double()
+        optimizer = build("exact", model)
+        optimizer.set_mask(mask)
+        optimizer.zero_grad()
+        loss = model(x, mask).square().mean()
+        if late:
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return parameters(model) | factors(optimizer)
+
+    assert_same(one(late=True), one(late=False), 0)
+
+
+def test_the_second_pass_of_a_batch_has_its_mask():
+    """Though the closure clears the gradients between forward and backward."""
+    x, mask = padded(batches(1)[0])
+
+    def one(inside):
+        torch.manual_seed(1)
+        model = Tagger().double()
+        optimizer = build("kbfgs", model)
+        optimizer.set_mask(mask)
+
+        def closure():
+            if inside:
+                optimizer.set_mask(mask)
+            loss = model(x, mask).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        return parameters(model) | factors(optimizer)
+
+    assert_same(one(inside=False), one(inside=True), 0)
+
+
+@every_method
+def test_a_batch_of_padding_alone_teaches_nothing(method):
+    torch.manual_seed(1)
+    model = Tagger().double()
+    optimizer = build(method, model)
+    for x in batches(2):
+        step(model, optimizer, [(x, None)])
+    before = factors(optimizer)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(batches(1)[0]).square().mean() * 0
+        loss.backward()
+        return loss
+
+    optimizer.set_mask(torch.zeros(6, dtype=torch.bool))
+    optimizer.step(closure)
+    assert_same(factors(optimizer), before, 0)
+    assert set(updates(optimizer).values()) == {3}
+
+
 def test_a_mask_of_samples_goes_for_every_layer():
     x = torch.randn(6, LENGTH, WIDTH, dtype=torch.float64)
     keep = torch.tensor([True, False, True, True, False, True])

@@ -43,8 +43,9 @@ class Informed(Delegate):
 
         The mask has the leading dimensions of the layers' inputs: [batch, tokens] goes for every
         linear layer on [batch, tokens, d], [batch] for every layer on a batch. Layers whose input
-        has others, as behind a pooling, use all of their rows. It holds until the next mask or the
-        end of the step, whichever comes first, and changes no gradient.
+        has others, as behind a pooling, use all of their rows. It holds until the next mask, the
+        end of the step or the `zero_grad()` that drops its batch, whichever comes first, and
+        changes no gradient. Where no row counts, the factors stay as they are.
 
         Args:
             mask: True, or an integer that is not 0, where a row counts; None if all do.

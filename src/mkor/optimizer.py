@@ -196,7 +196,8 @@ class Preconditioner(Joining):
             self._advance()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients and the statistics that belong to them."""
+        """Clear the gradients, and the statistics and mask that belong to them."""
+        self._engine.capture.mask.spend()
         self._engine.capture.clear()
         self._preconditioned = False
         self.base.zero_grad(set_to_none)

@@ -119,6 +119,7 @@ class Capture:
             seed: For methods that draw rows or signs.
         """
         self.armed, self.seed = True, seed
+        self.mask.spent = False
         if kinds != self.kinds:
             self.kinds = kinds
             self.leaves = {n: self.make_leaves(layer.view) for n, layer in self.layers.items()}

@@ -49,6 +49,7 @@ class RowMask:
     def clear(self) -> None:
         """Every row counts from here on."""
         self.mask: Tensor | None = None
+        self.spent = False
         self.fits = False
         self.other: tuple[str, torch.Size] | None = None
         self.misfit: Shapes | None = None
@@ -57,11 +58,20 @@ class RowMask:
         """Mask the forward passes that come, up to the next mask."""
         self.settle()
         self.mask = None if mask is None else mask.detach().to(torch.bool)
-        self.fits, self.other = False, None
+        self.fits, self.other, self.spent = False, None, False
+
+    def spend(self) -> None:
+        """End with the batch that is dropped, unless none has been masked yet."""
+        self.spent = self.spent or self.fits or self.other is not None
+
+    def over(self) -> bool:
+        """Whether the mask is spent; a backward pass may still recompute layers under it."""
+        again = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+        return self.spent and not again
 
     def of(self, view: View, tensors: list[Tensor]) -> list[Tensor] | None:
         """Whether each row of a call's inputs counts, [n] an input; None if all of them do."""
-        if self.mask is None:
+        if self.mask is None or self.over():
             return None
         own = [view.row_mask(self.mask, tensor.shape) for tensor in tensors]
         if all(mask is None for mask in own):

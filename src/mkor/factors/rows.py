@@ -72,20 +72,22 @@ def renew(
     old: dict[str, Tensor],
     inputs: Tensor,
     outputs: Tensor,
+    present: Tensor,
     prior: Tensor | None,
     damping: float,
     reset: bool,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The state of new rows; nothing of it synchronises with the host.
 
-    Where the rows are not finite or their kernel has no Cholesky factor, the old state stays if it
-    has as many rows, or else none are left. μ is raised to the rounding of K where it is below, so
+    Where no row counts, the rows are not finite or their kernel has no Cholesky factor, the old
+    state stays if it has as many rows, or else none are left. μ is raised to the rounding of K where it is below, so
     that a kernel of rows that nearly repeat each other can be factorised.
 
     Args:
         old: The state so far, which tells the dtypes.
         inputs: [G, m, i], m > 0.
         outputs: [G, m, o].
+        present: Whether any row counts, [1].
         prior: What stands for the identity in K + μI, positive definite [G, m, m]; None for I.
         damping: μ.
         reset: Whether rows that are not finite empty the state.
@@ -102,7 +104,7 @@ def renew(
     inputs, outputs = torch.where(each, inputs, 0), torch.where(each, outputs, 0)
     root, used, sound = factorise(gram(inputs, outputs), prior, damping)
     new = {"inputs": inputs, "outputs": outputs, "kernel": root, "damping": used}
-    good = usable & sound
+    good = usable & sound & present
     fits = old["inputs"].shape == inputs.shape
     stays = ~good & (usable | (not reset)) & fits  # [G]
     state = choose(good, new, choose(stays, old, blank(new)) if fits else blank(new))

@@ -99,10 +99,9 @@ class SNGDMethod(Method):
         prior = None
         if "prior" in every:  # of KID
             prior = interpolative.blocks(every["prior"], every["first"])
+        shown_rows = every["inputs"], every["outputs"], told["rows"] > 0
         reset = self.on_nonfinite == "reset"
-        new, happened = rows.renew(
-            state, every["inputs"], every["outputs"], prior, self.damping, reset
-        )
+        new, happened = rows.renew(state, *shown_rows, prior, self.damping, reset)
         return new | {"events": state["events"] + rows.tally(EVENTS, happened)}
 
     def precondition(self, state: State, grad: Tensor) -> Tensor:
