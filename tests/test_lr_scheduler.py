@@ -1,6 +1,7 @@
 """The knee-point scheduler: where knees are, what they change, and how it lives beside others."""
 
 import copy
+import logging
 import math
 import pickle
 
@@ -146,10 +147,37 @@ def test_metrics_that_are_not_finite_are_left_out():
     broken = [value for metric in curve for value in (metric, float("nan"))]
     expected = knees(curve, dwell=5)
     assert [k // 2 for k in knees(broken, window=2, dwell=10)] == expected
-    scheduler = mkor.KneePointLR(plain(), dwell=1)
-    for _ in range(5):
-        scheduler.step(torch.tensor(float("nan")))
-    assert scheduler.knees == 0
+
+
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("bad", [float("nan"), torch.tensor(float("inf"))])
+def test_windows_without_a_finite_metric_are_told(window, bad, caplog):
+    scheduler = mkor.KneePointLR(plain(), dwell=1, window=window)
+    for _ in range(window):
+        scheduler.step(1.0)
+    with pytest.warns(UserWarning, match="of the .* up to call .* none was") as warned:
+        for _ in range(3 * window):
+            scheduler.step(bad)
+    assert len(warned) == 1 and warned[0].filename == __file__
+    assert f"of the {window} that KneePointLR was shown up to call {2 * window} none" in str(
+        warned[0].message
+    )
+    assert scheduler.knees == 0 and rates(scheduler.optimizer) == [0.1]
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        f"metric left out: call={call * window} metrics={window} of={window}" for call in (2, 3, 4)
+    ]
+    copy.deepcopy(scheduler).load_state_dict(scheduler.state_dict())
+
+
+def test_a_knee_is_one_line_in_the_log(caplog):
+    caplog.set_level(logging.INFO, "mkor")
+    scheduler = mkor.KneePointLR(plain(lr=0.25), dwell=2)
+    for _ in range(4):
+        scheduler.step(3.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "knee: call=3 metric=3 knees=1 lr=0.125"
+    ]
 
 
 def test_the_start_may_be_left_out():
@@ -397,6 +425,8 @@ def test_wrong_types_are_refused():
         scheduler.step()
     with pytest.raises(ValueError, match=r"the metric has shape \(2,\)"):
         scheduler.step(torch.ones(2))
+    with pytest.raises(TypeError, match=r"number or a tensor of one, got torch\.complex64"):
+        scheduler.step(torch.ones((), dtype=torch.complex64))
     with pytest.raises(TypeError, match=r"state_dict must be a dict .* got NoneType"):
         scheduler.load_state_dict(None)
     with pytest.raises(ValueError, match=r"it lacks .*beta"):

@@ -11,6 +11,7 @@ below β times the mean rate of improvement since that learning rate was set.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, SupportsFloat
 
@@ -21,11 +22,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mkor.checks import fraction, is_count, is_number, one_of, require
 from mkor.meter import Meter, device_of
+from mkor.rates import Rate, copies, floors, lowered, set_rate, with_base_rates
+from mkor.warn import warn
 
-Rate = float | Tensor
-"""A learning rate, as torch's groups hold them."""
+LOG = logging.getLogger("mkor")
 
-NOT_SAVED = ("optimizer", "beside", "meter", "observed")
+NOT_SAVED = ("optimizer", "beside", "meter", "observed", "warned")
 """Attributes that are no part of the state."""
 
 
@@ -103,6 +105,7 @@ class KneePointLR(LRScheduler):
         self.knees = 0
         self.last_epoch = 0
         self.observed: SupportsFloat | None = None
+        self.warned = False
         for group, rate in zip(optimizer.param_groups, copies(optimizer), strict=True):
             group.setdefault("initial_lr", rate)
         self.base_lrs = copies(optimizer, "initial_lr")
@@ -133,7 +136,8 @@ class KneePointLR(LRScheduler):
     def step(self, metrics: SupportsFloat | None = None) -> None:
         """Look at a metric and lower the learning rates if it has passed a knee.
 
-        Metrics that aren't finite are left out. Over many workers it is the mean of theirs that
+        Metrics that aren't finite are left out; the log tells how many, and a window that holds no
+        other warns, once. Over many workers it is the mean of theirs that
         counts, so that each of them must call this alike; they exchange it once a window.
 
         Args:
@@ -158,13 +162,36 @@ class KneePointLR(LRScheduler):
         if self.last_epoch > self.warmup:
             self.meter.add(metrics)
             if self.meter.calls >= self.window:
-                groups = self.optimizer.param_groups
-                mean = self.meter.take(device_of(p for g in groups for p in g["params"]))
-                if mean is not None and self._knee(mean):
-                    self.knees += 1
-                    self._lower()
-                    self._begin(mean)
+                self._look()
         self._last_lr = copies(self.optimizer)
+
+    def _look(self) -> None:
+        """Lower the rates if the window that ends has a knee."""
+        groups, shown = self.optimizer.param_groups, self.meter.calls
+        mean = self.meter.take(device_of(p for g in groups for p in g["params"]))
+        if self.meter.left_out:
+            told = self.last_epoch, self.meter.left_out, shown
+            LOG.warning("metric left out: call=%d metrics=%d of=%d", *told)
+        if mean is None:
+            self._warn(shown)
+        elif self._knee(mean):
+            self.knees += 1
+            self._lower()
+            self._begin(mean)
+            LOG.info(
+                "knee: call=%d metric=%.6g knees=%d lr=%.6g",
+                *(self.last_epoch, mean, self.knees, float(groups[0]["lr"])),
+            )
+
+    def _warn(self, shown: int) -> None:
+        """Tell once that nothing can be told of the metric."""
+        if not self.warned:
+            self.warned = True
+            warn(
+                f"the learning rate can't follow a metric that is not finite: of the {shown} that "
+                f"KneePointLR was shown up to call {self.last_epoch} none was, and the rate stays. "
+                "Look at the loss; if it is NaN from here on, the training has diverged"
+            )
 
     def _initial_step(self) -> None:
         """Begin at the base rates, which `SequentialLR` asks of its first scheduler."""
@@ -254,47 +281,3 @@ def check_beside(beside: LRScheduler | None, optimizer: Optimizer) -> LRSchedule
             "the same one"
         )
     return beside
-
-
-def with_base_rates(scheduler: LRScheduler | None) -> list[LRScheduler]:
-    """A scheduler, or those that it holds."""
-    held = getattr(scheduler, "_schedulers", None)
-    if held is not None:
-        return [inner for one in held for inner in with_base_rates(one)]
-    return [] if scheduler is None else [scheduler]
-
-
-def floors(floor: float | Sequence[float], groups: int) -> list[float]:
-    """The least rate of each group."""
-    each = [floor] * groups if isinstance(floor, (int, float)) else list(floor)
-    for value in each:
-        least = is_number(value) and value >= 0
-        require("floor", value, least, "at least 0 and finite, or a list of such")
-    if len(each) != groups:
-        raise ValueError(
-            f"floor={floor!r} has {len(each)} values for {groups} parameter groups: pass a single "
-            "number or one for each group"
-        )
-    return each
-
-
-def lowered(rate: Rate, factor: float, floor: float) -> Rate:
-    """The rate times the factor, but not below the floor; a rate below it stays."""
-    if isinstance(rate, Tensor):
-        return torch.minimum(rate, (rate * factor).clamp_min(floor))
-    return min(rate, max(rate * factor, floor))
-
-
-@torch.no_grad()
-def set_rate(group: dict[str, Any], rate: Rate) -> None:
-    """Set a group's rate; in place where it is a tensor."""
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(rate)
-    else:
-        group["lr"] = rate
-
-
-def copies(optimizer: Optimizer, key: str = "lr") -> list[Rate]:
-    """The rates of the groups; tensors are copied."""
-    rates = [group[key] for group in optimizer.param_groups]
-    return [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]

@@ -102,6 +102,8 @@ def parts(
 
 def tensor_parts(name: str, value: Tensor, least: float | None) -> tuple[Tensor, Tensor]:
     """The same of a tensor, which is not waited for."""
+    if value.is_complex():
+        raise TypeError(f"{name} must be a number or a tensor of one, got {value.dtype}")
     if value.numel() != 1:
         raise ValueError(
             f"{name} has shape {tuple(value.shape)}: pass a single number, such as its mean"

@@ -80,8 +80,8 @@ def renew(
     """The state of new rows; nothing of it synchronises with the host.
 
     Where no row counts, the rows are not finite or their kernel has no Cholesky factor, the old
-    state stays if it has as many rows, or else none are left. μ is raised to the rounding of K where it is below, so
-    that a kernel of rows that nearly repeat each other can be factorised.
+    state stays if it has as many rows, or else none are left. μ is raised to the rounding of K
+    where it is below, so that a kernel of rows that nearly repeat each other can be factorised.
 
     Args:
         old: The state so far, which tells the dtypes.
