@@ -158,6 +158,17 @@ def test_what_is_no_checkpoint_of_an_optimizer(state):
         saved().load_state_dict(state)
 
 
+@pytest.mark.parametrize("part", [3, {}, {"method": "mkor", "base": "SGD", "layers": {}}])
+@pytest.mark.parametrize("strict", [True, False])
+def test_factors_that_are_not_whole_change_nothing(part, strict):
+    optimizer = saved()
+    state = {**saved().state_dict(), "preconditioner": part}
+    before = flat(copy.deepcopy(optimizer.state_dict()))
+    with pytest.raises(ValueError, match=r"state_dict\['preconditioner'\] lacks .*step, .*strict"):
+        optimizer.load_state_dict(state, strict=strict)
+    assert flat(optimizer.state_dict()) == before
+
+
 def test_a_checkpoint_is_saved_after_a_module_was_replaced():
     optimizer = saved()
     optimizer.model[2] = nn.Linear(4, 3)

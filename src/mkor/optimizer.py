@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from mkor import checkpoint, validate
 from mkor.agreement import Agreement
+from mkor.capture import pending
 from mkor.capture.hooks import remove_inert_hooks
 from mkor.conditions import Replay, exact
 from mkor.distributed.guard import during
@@ -79,13 +80,8 @@ class Preconditioner(Joining):
         self._closed = False
         self._handover = Handover(common["hybrid"]) if common["hybrid"] is not None else None
         schedule = UpdateSchedule(common["factor_update_steps"], common["warmup_steps"])
-        self._engine = Engine(
-            model,
-            method,
-            schedule,
-            skip=tuple(common["skip"]),
-            **{key: common[key] for key in OPTIONS},
-        )
+        options = {key: common[key] for key in OPTIONS}
+        self._engine = Engine(model, method, schedule, skip=tuple(common["skip"]), **options)
         self._agreement = Agreement(self._engine, base, common)
         Optimizer.__setstate__(self, {})
         self._engine.discover(self._optimized())
@@ -268,7 +264,7 @@ class Preconditioner(Joining):
             ValueError: `strict` and the checkpoint differs; nothing is changed then.
         """
         state_dict = self._loadable(state_dict)
-        validate.check_state_dict(state_dict)
+        validate.check_state_dict(state_dict, checkpoint.KEY)
         loaded = copy.deepcopy(state_dict)
         checkpoint.load(self._engine, self.base, loaded, strict, self._handover)
         self._engine.faults.counts = faults_of(self.layers())  # told where they were saved
@@ -284,6 +280,7 @@ class Preconditioner(Joining):
             "method": self._method,
             "common": self._common,
             "books": {key: getattr(self._engine, key) for key in BOOKS},
+            "pending": pending.pack(self._engine.capture),
             "handover": self._handover,
             "closed": self._closed,
         }
@@ -294,5 +291,6 @@ class Preconditioner(Joining):
         self._attach(state["model"], state["base"], state["method"], state["common"])
         self._handover = state["handover"]
         self._engine.reopen(state["books"])
+        pending.restore(self._engine.capture, state["pending"])
         if state["closed"]:
             self.close()

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -127,6 +128,28 @@ def test_a72_resuming_at_any_step_is_exact(method):
         assert_same(end(parts), end(straight))
         assert parts[1].layers() == straight[1].layers()
         assert parts[2].get_last_lr() == straight[2].get_last_lr()
+
+
+@every_method
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a78_a_pair_that_is_copied_between_micro_batches_goes_on(method, clone):
+    """Copies of parameters have no gradients; those put back find their statistics."""
+    if method.startswith("kbfgs"):
+        pytest.skip("takes a whole step by its closure")
+    x = torch.randn(10, 3, 5)
+    pair = fresh(method)[:2]
+    pair[0](x[:5]).square().mean().backward()
+    there = clone(pair)
+    for own, other in zip(pair[0].parameters(), there[0].parameters(), strict=True):
+        other.grad = own.grad.clone()
+    for model, optimizer in (pair, there):
+        model(x[5:]).square().mean().backward()
+        optimizer.step()
+    assert_same(end(there), end(pair))
+    alone = fresh(method)[:2]
+    alone[0](x[5:]).square().mean().backward()
+    alone[1].step()
+    assert not torch.equal(factors(alone[1])["3.inputs"], factors(pair[1])["3.inputs"])
 
 
 @pytest.mark.parametrize("method", ["exact", "kfac-eigen", "sngd"])
