@@ -201,8 +201,52 @@ def test_masks_of_other_kinds_are_ignored(tmp_path):
 def test_a_trainer_whose_optimizer_does_not_precondition(tmp_path):
     model = tiny()
     plain = trainer(tmp_path, model, (torch.optim.SGD, {"lr": 0.1}))
-    with pytest.raises(TypeError, match="optimizer is AcceleratedOptimizer, which preconditions n"):
+    with pytest.raises(TypeError, match="Trainer's optimizer is SGD, which preconditions nothing"):
         plain.train()
+
+
+def built():
+    model = tiny()
+    return mkor.MKOR(model, adamw(model.parameters()))
+
+
+FACTORY_ERRORS = {
+    "a built one": (
+        lambda: optimizer_factory(built()),
+        r"is built already \(MKOR\): pass its class",
+    ),
+    "a plain one": (
+        lambda: optimizer_factory(torch.optim.AdamW, adamw),
+        r"must be a class such as mkor.MKOR, or mkor.auto, got AdamW; other optimizers need no",
+    ),
+    "a name": (lambda: optimizer_factory("mkor"), "must be a class such as mkor.MKOR, .* got str"),
+    "no base": (lambda: optimizer_factory(mkor.MKOR), "MKOR can't be called so: missing .*'base'"),
+    "a built base": (
+        lambda: optimizer_factory(mkor.MKOR, built().base),
+        "base must be a function that makes an optimizer of parameter groups, .* got AdamW",
+    ),
+    "a base of auto": (
+        lambda: optimizer_factory(mkor.auto, adamw),
+        "auto has no base optimizer: leave out `base`, and pass lr=",
+    ),
+    "a rate": (lambda: optimizer_factory(mkor.MKOR, adamw, lr=1), "unexpected keyword .*'lr'"),
+    "a typo": (lambda: optimizer_factory(mkor.auto, lr=1, powr=1), "unexpected keyword .*'powr'"),
+}
+
+
+@pytest.mark.parametrize(("call", "text"), FACTORY_ERRORS.values(), ids=FACTORY_ERRORS)
+def test_a_factory_of_what_makes_no_optimizer(call, text):
+    with pytest.raises(TypeError, match=text):
+        call()
+
+
+def test_a_mask_that_the_model_is_not_given(tmp_path):
+    with pytest.raises(TypeError, match=r"mask must be the name of the mask .* got Tensor"):
+        PreconditionerCallback(mask=torch.ones(2))
+    model = tiny()
+    own = trainer(tmp_path, model, build(model), callbacks=[PreconditionerCallback(mask="mask")])
+    with pytest.raises(ValueError, match=r"no mask 'mask' in the batch, which has .*ention_mask"):
+        own.train()
 
 
 def test_kbfgs_needs_a_closure_that_the_trainer_lacks(tmp_path):

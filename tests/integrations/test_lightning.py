@@ -184,3 +184,36 @@ def test_a_trainer_whose_optimizers_do_not_precondition():
     module = Module(make=lambda model: adamw(model.parameters()))
     with pytest.raises(TypeError, match=r"of the optimizers preconditions \(AdamW\): let conf"):
         fit(module)
+
+
+def test_a_mask_that_the_batch_lacks():
+    with pytest.raises(TypeError, match=r"mask must be the name of the mask .* got int"):
+        PreconditionerCallback(mask=1)
+    with pytest.raises(ValueError, match=r"no mask 'mask' in the batch, which has input_ids, a"):
+        fit(Module(), callbacks=[PreconditionerCallback(mask="mask")])
+
+
+def test_batches_may_have_no_mask_unless_it_was_named():
+    class Pair(Module):
+        def training_step(self, batch, number):
+            inputs, labels = batch
+            return self.model(input_ids=inputs, labels=labels).loss
+
+    rows = [(row["input_ids"], row["labels"]) for row in sentences(8)]
+    loader = torch.utils.data.DataLoader(rows, batch_size=BATCH)
+    for mask, error in ((None, None), ("attention_mask", None), ("mask", "which has no names")):
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            max_epochs=1,
+            callbacks=[PreconditionerCallback(mask=mask)],
+        )
+        if error is None:
+            trainer.fit(Pair(), loader)
+            assert trainer.global_step == 2
+        else:
+            with pytest.raises(ValueError, match=error):
+                trainer.fit(Pair(), loader)

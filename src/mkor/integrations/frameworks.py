@@ -9,6 +9,9 @@ from typing import Any
 
 from mkor.optimizer import Preconditioner
 
+MASK = "attention_mask"
+"""What frameworks call the mask of a batch, where one has a mask."""
+
 
 def load(module: str, minimum: str) -> Any:
     """Import a framework's module.
@@ -49,6 +52,23 @@ def unwrapped(optimizer: object) -> Preconditioner | None:
         if optimizer is None:
             return None
     return optimizer
+
+
+def check_name(mask: object) -> None:
+    """Raise TypeError unless the name of a mask is one, or None."""
+    if not (mask is None or isinstance(mask, str)):
+        raise TypeError(
+            f"mask must be the name of the mask in a batch, or None, got {type(mask).__name__}"
+        )
+
+
+def check_there(mask: str, names: list[str]) -> None:
+    """Raise ValueError where a mask that was asked for by its name is not among `names`."""
+    if mask != MASK and mask not in names:
+        raise ValueError(
+            f"there is no mask '{mask}' in the batch, which has {', '.join(names) or 'no names'}: "
+            "pass PreconditionerCallback(mask=...) one of these, or None for no mask"
+        )
 
 
 def counts(optimizer: Preconditioner) -> dict[str, int]:

@@ -15,15 +15,23 @@ optimizer that was built before does as well.
 
 from __future__ import annotations
 
+import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mkor.integrations.frameworks import counts, load, unwrapped
+from mkor.integrations.frameworks import (
+    MASK,
+    check_name,
+    check_there,
+    counts,
+    load,
+    unwrapped,
+)
 from mkor.optimizer import Preconditioner
 
 TrainerCallback: Any = load("transformers", "5.0").TrainerCallback
@@ -51,7 +59,13 @@ def optimizer_factory(
         weight_decay: Weight decay of matrices; biases and the weights of norms have none. None
             for 0 with `base`, and for the default of `method` without.
         options: Those of `method`.
+
+    Raises:
+        TypeError: `method` or `base` is no such function, or `method` doesn't take the options.
     """
+    check_method(method)
+    check_base(base)
+    check_call(method, base, {} if weight_decay is None or base else {"weight_decay"}, options)
 
     def build(model: nn.Module) -> Preconditioner:
         if base is not None:
@@ -60,6 +74,49 @@ def optimizer_factory(
         return method(model, **decay, **options)
 
     return lambda: build, {}
+
+
+def check_method(method: object) -> None:
+    """Raise TypeError unless it makes an optimizer that preconditions, as far as can be told."""
+    kind = method if isinstance(method, type) else type(method)
+    if issubclass(kind, Optimizer) and not isinstance(method, type):
+        raise TypeError(
+            f"method is an optimizer that is built already ({kind.__name__}): pass its class, or "
+            "Trainer(optimizers=(optimizer, None)) in place of a factory"
+        )
+    plain = issubclass(kind, Optimizer) and not issubclass(kind, Preconditioner)
+    if plain or not callable(method):
+        raise TypeError(
+            f"method must be a class such as mkor.MKOR, or mkor.auto, got {kind.__name__}; other "
+            "optimizers need no factory of mkor's"
+        )
+
+
+def check_base(base: object) -> None:
+    """Raise TypeError unless it can make an optimizer, or is None."""
+    if isinstance(base, Optimizer) or not (base is None or callable(base)):
+        raise TypeError(
+            "base must be a function that makes an optimizer of parameter groups, such as "
+            "lambda groups: torch.optim.AdamW(groups, lr=args.learning_rate), got "
+            f"{type(base).__name__}"
+        )
+
+
+def check_call(
+    method: Callable[..., Any], base: object, more: Collection[str], options: dict[str, Any]
+) -> None:
+    """Raise TypeError where `method` doesn't take what it will be called with."""
+    name = getattr(method, "__name__", type(method).__name__)
+    positional = [None] if base is None else [None, base]
+    try:
+        given = inspect.signature(method).bind(*positional, **options, **dict.fromkeys(more))
+    except TypeError as error:
+        raise TypeError(
+            f"{name} can't be called so: {error}. Methods around another optimizer need `base`, "
+            "which has the learning rate; options are those of the method"
+        ) from error
+    if base is not None and given.arguments.get("lr") is base:
+        raise TypeError(f"{name} has no base optimizer: leave out `base`, and pass lr=...")
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -79,13 +136,18 @@ class PreconditionerCallback(TrainerCallback):  # type: ignore[misc]  # of a cla
     to `observe_loss`. The log gets `mkor/layers`, `mkor/updates`, `mkor/skipped` and `mkor/resets`.
     """
 
-    def __init__(self, mask: str | None = "attention_mask") -> None:
+    def __init__(self, mask: str | None = MASK) -> None:
         """Read the mask from an argument of the model.
 
         Args:
             mask: Its name; None for a model whose mask is of other rows than its layers' inputs.
                 A mask of more than two dimensions or of floats says nothing of rows and is ignored.
+                Batches may lack the default; another that they lack raises ValueError in training.
+
+        Raises:
+            TypeError: It is no name.
         """
+        check_name(mask)
         self.mask = mask
         self.handles: list[Any] = []
 
@@ -99,8 +161,9 @@ class PreconditionerCallback(TrainerCallback):  # type: ignore[misc]  # of a cla
         """
         own = unwrapped(optimizer)
         if own is None:
+            held = getattr(optimizer, "optimizer", optimizer)
             raise TypeError(
-                f"the Trainer's optimizer is {type(optimizer).__name__}, which preconditions "
+                f"the Trainer's optimizer is {type(held).__name__}, which preconditions "
                 "nothing: pass optimizer_cls_and_kwargs=optimizer_factory(mkor.MKOR, ...) to the "
                 "Trainer, or leave out this callback"
             )
@@ -110,6 +173,8 @@ class PreconditionerCallback(TrainerCallback):  # type: ignore[misc]  # of a cla
         def before(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
             optimizer = reference()
             if optimizer is not None and training(module):
+                if self.mask is not None and self.mask not in kwargs:
+                    check_there(self.mask, list(kwargs))
                 optimizer.set_mask(row_mask(kwargs.get(self.mask)) if self.mask else None)
 
         def after(module: nn.Module, args: Any, output: Any) -> None:

@@ -13,7 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
-from mkor.integrations.frameworks import counts, load, unwrapped
+from mkor.integrations.frameworks import (
+    MASK,
+    check_name,
+    check_there,
+    counts,
+    load,
+    unwrapped,
+)
 from mkor.optimizer import Preconditioner
 
 Callback: Any = load("lightning.pytorch", "2.5").Callback
@@ -28,12 +35,17 @@ class PreconditionerCallback(Callback):  # type: ignore[misc]  # of a class with
     logged with the rest.
     """
 
-    def __init__(self, mask: str | None = "attention_mask") -> None:
+    def __init__(self, mask: str | None = MASK) -> None:
         """Read the mask from the batch.
 
         Args:
-            mask: Its key in batches that are mappings, or its attribute; None for no mask.
+            mask: Its key in batches that are mappings, or its attribute; None for no mask. Batches
+                may lack the default; another that they lack raises ValueError in training.
+
+        Raises:
+            TypeError: It is no name.
         """
+        check_name(mask)
         self.mask = mask
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -43,9 +55,7 @@ class PreconditionerCallback(Callback):  # type: ignore[misc]  # of a class with
             TypeError: None of them preconditions.
         """
         if not preconditioners(trainer):
-            kinds = (
-                ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers) or "none"
-            )
+            kinds = ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers)
             raise TypeError(
                 f"none of the optimizers preconditions ({kinds or 'there is none'}): let "
                 "configure_optimizers return mkor.MKOR(self, base), or leave out this callback"
@@ -59,6 +69,8 @@ class PreconditionerCallback(Callback):  # type: ignore[misc]  # of a class with
         if key is None:
             return
         mask = batch.get(key) if isinstance(batch, Mapping) else getattr(batch, key, None)
+        if mask is None:
+            check_there(key, names(batch))
         for optimizer in preconditioners(trainer):
             optimizer.set_mask(mask)
 
@@ -77,6 +89,14 @@ class PreconditionerCallback(Callback):  # type: ignore[misc]  # of a class with
                 suffix = f"/{number}" if len(own) > 1 else ""
                 shown = {f"{key}{suffix}": value for key, value in counts(optimizer).items()}
                 trainer.logger.log_metrics(shown, step=trainer.global_step)
+
+
+def names(batch: Any) -> list[str]:
+    """What a batch calls its parts."""
+    return [
+        str(name)
+        for name in (batch if isinstance(batch, Mapping) else getattr(batch, "__dict__", ()))
+    ]
 
 
 def preconditioners(trainer: Any) -> list[Preconditioner]:
