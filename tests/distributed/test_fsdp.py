@@ -247,3 +247,35 @@ def test_parameters_made_after_the_optimizer(tmp_path):
     for index in range(2):
         trained = same_everywhere([outcome[index] for outcome in outcomes])
         assert farthest(trained, alone)[0] < 1e-6, index
+
+
+def sharded_too_late(rank):
+    """The error, and how far a step got; then training around the base that was handed over.
+
+    As frameworks do that shard a model together with its optimizer.
+    """
+    model = new_model()
+    optimizer = optimizer_for(model, **THIN)
+    base, names = optimizer.base, [name for name, _ in model.named_parameters()]
+    sharded(model)
+    own = dict(model.named_parameters())
+    base.param_groups[0]["params"] = [own[name] for name in names]
+    before = parameters(model)
+    with pytest.raises(RuntimeError) as error:
+        quietly(train, model, optimizer, share_of(rank, 2))
+    unchanged = farthest(parameters(model), before)[0] == 0
+    optimizer.close()
+    base.zero_grad()
+    again = mkor.MKOR(model, base, factor_update_steps=2, warmup_steps=3, **THIN)
+    return str(error.value), unchanged, quietly(train, model, again, share_of(rank, 2))
+
+
+def test_a86_a_model_that_is_sharded_after_the_optimizer_was_built(tmp_path):
+    outcomes = spawn(sharded_too_late, tmp_path)
+    for text, unchanged, _ in outcomes:
+        assert text.startswith("the weight of layer 'conv' was sharded after the optimizer was bui")
+        assert unchanged
+    model = new_model()
+    alone = train(model, optimizer_for(model, **THIN))
+    trained = same_everywhere([outcome[2] for outcome in outcomes])
+    assert farthest(trained, alone)[0] < 1e-6

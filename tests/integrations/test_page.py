@@ -62,13 +62,22 @@ def test_the_loop_of_the_page_with_accelerate():
     accelerate = pytest.importorskip("accelerate")
     model = tiny()
     names = run(
-        snippet("frameworks.md", "accelerator.prepare"),
+        snippet("frameworks.md", "accelerator.accumulate"),
         model=model,
         accelerator=accelerate.Accelerator(gradient_accumulation_steps=2, cpu=True),
         loader=torch.utils.data.DataLoader(sentences(16), batch_size=4),
         schedule=None,
     )
     assert any(info.updates for info in names["optimizer"].layers())
+
+
+def test_the_optimizer_of_the_page_around_a_prepared_base():
+    accelerate = pytest.importorskip("accelerate")
+    names = {"accelerator": accelerate.Accelerator(cpu=True), "model": tiny()}
+    names = run(snippet("frameworks.md", "prepared.optimizer"), **names)
+    optimizer = names["optimizer"]
+    assert optimizer.base is names["prepared"].optimizer
+    assert any(info.preconditioned for info in optimizer.layers())
 
 
 def test_the_module_of_the_page_with_lightning(tmp_path, monkeypatch):

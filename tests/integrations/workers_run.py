@@ -2,12 +2,15 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import accelerate
 import lightning.pytorch
 import torch
 import transformers
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -41,13 +44,23 @@ def by_trainer(_, folder):
     return model, optimizer
 
 
-def by_lightning(rank, folder):
-    module = test_lightning.Module(STEPS)
+class Sharded(test_lightning.Module):
+    """Its parameters are spread over the workers."""
+
+    def configure_model(self):
+        mesh = self.device_mesh["data_parallel"]
+        for layer in self.model.bert.encoder.layer:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+
+
+def by_lightning(rank, folder, automatic=True, kind=test_lightning.Module, strategy="ddp"):
+    module = kind(STEPS, automatic)
     module.model.double()
     trainer = lightning.pytorch.Trainer(
         accelerator="cpu",
         devices=2,
-        strategy="ddp",
+        strategy=strategy,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -63,16 +76,36 @@ def by_lightning(rank, folder):
     return module.model, trainer.optimizers[0]
 
 
-FRAMEWORKS = {"accelerate": by_accelerate, "trainer": by_trainer, "lightning": by_lightning}
+def sharded_by_lightning(rank, folder, automatic=True):
+    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    return by_lightning(rank, folder, automatic, Sharded, strategy)
 
 
-def main(name, folder):
+FRAMEWORKS = {
+    "accelerate": by_accelerate,
+    "trainer": by_trainer,
+    "lightning": by_lightning,
+    "lightning by hand": partial(by_lightning, automatic=False),
+    "lightning, sharded": sharded_by_lightning,
+    "lightning by hand, sharded": partial(sharded_by_lightning, automatic=False),
+}
+
+
+def whole(parameter):
+    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+
+
+def main(folder):
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
     rank = int(os.environ["RANK"])
-    model, optimizer = FRAMEWORKS[name](rank, folder)
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save(state, Path(folder, f"{rank}.pt"))
+    out = {}
+    for name, run in FRAMEWORKS.items():
+        model, optimizer = run(rank, folder)
+        parameters = {key: whole(tensor.detach()) for key, tensor in model.named_parameters()}
+        out[name] = parameters, optimizer.state_dict()["preconditioner"]["layers"]
+        accelerate.state.AcceleratorState._reset_state()
+    torch.save(out, Path(folder, f"{rank}.pt"))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

@@ -104,11 +104,28 @@ class Parameters:
         return None if self.bias is None else self.bias.grad
 
     def settle(self) -> None:
-        """Lay gradients out as their parameters, if workers have yet to add them up."""
+        """Lay gradients out as their parameters, if workers have yet to add them up.
+
+        Raises:
+            RuntimeError: A parameter was sharded since the layer was found.
+        """
+        self.check_kept()
         for name in self.kept:
             parameter = self.parameter(name)
             if parameter is not None and parameter.grad is not None:
                 parameter.grad = laid_like(parameter.grad, parameter)
+
+    def check_kept(self) -> None:
+        """Raise RuntimeError if a parameter was sharded since the layer was found."""
+        for name in (self.weight_name, self.bias_name):
+            held = self.owner._parameters.get(name) if name is not None else None
+            if held is not None and name not in self.kept and is_sharded(held):
+                raise RuntimeError(
+                    f"the {name} of layer '{self.name}' was sharded after the optimizer was built, "
+                    "which takes it for whole: build the optimizer after fully_shard. Where a "
+                    "framework shards a model together with its optimizer, give it the base "
+                    "optimizer, and build mkor's around what becomes of that. Nothing was changed"
+                )
 
     def groups(self) -> tuple[Groups, Groups]:
         """Groups over which shares of the weight's gradient add up, and those of the bias's."""
