@@ -298,6 +298,18 @@ def test_a_base_that_needs_a_closure():
     assert all(info.updates == 0 for info in optimizer.layers())
 
 
+@pytest.mark.parametrize("base", [torch.optim.SGD, torch.optim.LBFGS])
+def test_a_loss_in_place_of_a_closure(base):
+    model = mlp()
+    optimizer = mkor.MKOR(model, base(model.parameters(), lr=0.1))
+    loss = model(torch.randn(6, 5)).square().mean()
+    loss.backward()
+    before = flat(copy.deepcopy(optimizer.state_dict()))
+    with pytest.raises(TypeError, match="closure must be a function that computes the loss, got T"):
+        optimizer.step(loss)
+    assert flat(optimizer.state_dict()) == before
+
+
 def test_a_model_without_a_layer_to_precondition():
     model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4))
     told = "no layer is preconditioned.*0: no rule for Embedding; 1: no rule for LayerNorm"

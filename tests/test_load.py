@@ -133,6 +133,16 @@ def adamw_checkpoint():
     return optimizer.state_dict()
 
 
+def test_what_differs_is_logged(caplog):
+    state = saved().state_dict()
+    saved().load_state_dict(state)
+    assert caplog.messages == []
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3), nn.Linear(3, 2))
+    mkor.MKOR(model, sgd(model)).load_state_dict(state, strict=False)
+    (line,) = caplog.messages
+    assert line.startswith("checkpoint differs: it lacks layer '3'; it lacks parameter '3.bias'")
+
+
 def test_a_checkpoint_of_another_base_changes_nothing():
     optimizer = saved()
     before = flat(copy.deepcopy(optimizer.state_dict()))

@@ -53,6 +53,24 @@ def test_knee_points_alone_and_after_a_warm_up(text):
     assert seen[-1] <= 0.5
 
 
+def test_what_tensorboard_shows(tmp_path, monkeypatch):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.chdir(tmp_path)
+    model = net()
+    base = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = mkor.MKOR(model, base, hybrid=mkor.HybridSwitch(at_step=2))
+    names = run(snippet("use.md", "SummaryWriter"), optimizer=optimizer)
+    for step in range(3):
+        learn(model, optimizer, 1)
+        names["show"](step, torch.tensor(0.1 * step))
+    names["writer"].close()
+    events = reader.EventAccumulator("events")
+    events.Reload()
+    seen = {tag: [e.step for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert seen["loss"] == seen["learning rate"] == [0, 1, 2]
+    assert seen["norm/0/inputs"] == seen["resets/2"] == seen["skipped/0"] == [0]
+
+
 @pytest.fixture
 def one_worker(tmp_path):
     torch.distributed.init_process_group(

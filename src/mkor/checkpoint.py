@@ -148,8 +148,8 @@ def load(
     loaded: dict[str, Any],
     strict: bool,
     handover: Handover | None,
-) -> None:
-    """Load a checkpoint, whose tensors become the optimizer's.
+) -> list[str]:
+    """Load a checkpoint, whose tensors become the optimizer's; in what it differs, a phrase each.
 
     Raises:
         ValueError: `strict` and the checkpoint differs; nothing is changed then.
@@ -164,10 +164,11 @@ def load(
         )
     names = parameter_names(engine.model, base.param_groups)
     packed = packed or without_factors(names)
-    check(engine, base, packed, strict, handover)
+    different = check(engine, base, packed, strict, handover)
     resizes = resized(engine.model, packed)
     base.load_state_dict(base_part(base, loaded, packed, names, resizes))
     unpack_all(engine, base, packed, handover)
+    return different
 
 
 def load_factors(
@@ -188,8 +189,8 @@ def check(
     packed: dict[str, Any],
     strict: bool,
     handover: Handover | None,
-) -> None:
-    """Raise where a checkpoint can't be loaded, or is of another model or optimizer if `strict`."""
+) -> list[str]:
+    """In what a checkpoint differs; raises where it can't be loaded, or if `strict` and it does."""
     refuse_meta(packed["layers"])
     names = parameter_names(engine.model, base.param_groups)
     different = differences(engine, base, names, packed)
@@ -201,6 +202,7 @@ def check(
             + "; ".join(different)
             + ". Pass strict=False to load what matches by name"
         )
+    return different
 
 
 def unpack_all(

@@ -27,6 +27,7 @@ from mkor.capture.hooks import remove_inert_hooks
 from mkor.conditions import Replay, exact
 from mkor.distributed.guard import during
 from mkor.engine import BOOKS, OPTIONS, Engine
+from mkor.faults import LOG
 from mkor.handover import Handover
 from mkor.joining import Joining
 from mkor.meter import device_of
@@ -105,7 +106,7 @@ class Preconditioner(Joining):
         loss = None
         if closure is not None:
             with torch.enable_grad():
-                loss = self._seen(closure())
+                loss = self._seen(validate.function(closure)())
             self._preconditioned = False  # its gradients are new
         if not self._preconditioned:
             self.precondition()
@@ -258,7 +259,8 @@ class Preconditioner(Joining):
         Args:
             state_dict: The checkpoint.
             strict: Whether it must fit this model and these groups exactly. If not, factors and
-                the base's state are matched by name and what doesn't match starts anew.
+                the base's state are matched by name and what doesn't match starts anew; the log
+                tells in what it differs.
 
         Raises:
             ValueError: `strict` and the checkpoint differs; nothing is changed then.
@@ -266,7 +268,9 @@ class Preconditioner(Joining):
         state_dict = self._loadable(state_dict)
         validate.check_state_dict(state_dict, checkpoint.KEY)
         loaded = copy.deepcopy(state_dict)
-        checkpoint.load(self._engine, self.base, loaded, strict, self._handover)
+        different = checkpoint.load(self._engine, self.base, loaded, strict, self._handover)
+        if different:
+            LOG.warning("checkpoint differs: %s", "; ".join(different))
         self._engine.faults.counts = faults_of(self.layers())  # told where they were saved
         if self._closed:  # loading may have ended a rest
             self._engine.capture.remove()

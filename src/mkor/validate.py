@@ -158,6 +158,16 @@ def check_closure(base: Optimizer, closure: Callable[[], Any] | None) -> Callabl
             "that clears the gradients, computes the loss, calls backward() and returns the loss. "
             "A GradScaler passes no closure on; bfloat16 needs no loss scaling"
         )
+    return function(closure)
+
+
+def function(closure: object) -> Callable[[], Any]:
+    """The closure, if it is a function."""
+    if not callable(closure):
+        raise TypeError(
+            f"closure must be a function that computes the loss, got {type(closure).__name__}: "
+            "call backward() and then step(); observe_loss(loss) is what shows a loss"
+        )
     return closure
 
 
