@@ -151,3 +151,24 @@ def test_a_method_that_takes_a_closure():
         return model, optimizer
 
     assert_agree(*run(True), *run(False))
+
+
+def test_a_knee_scheduler_is_stepped_with_the_loss():
+    lasts = []
+    for prepare in (True, False):
+        model = tiny()
+        optimizer = build(model)
+        scheduler = mkor.KneePointLR(optimizer, dwell=2)
+        stepped = optimizer, scheduler
+        if prepare:
+            accelerator = accelerate.Accelerator(cpu=True)
+            model, *stepped = accelerator.prepare(model, *stepped)
+        for batch in batches(8):
+            loss = model(**batch).loss
+            loss.backward()
+            stepped[0].step()
+            stepped[1].step(loss.detach())
+            stepped[0].zero_grad()
+        assert scheduler.last_epoch == 8 and scheduler.knees > 0
+        lasts.append((scheduler.last, scheduler.get_last_lr()))
+    assert lasts[0] == lasts[1]

@@ -180,6 +180,52 @@ def test_adapters_of_peft(tmp_path):
     assert_agree(model, optimizer, other, reference, 1e-6)
 
 
+def knee(optimizer):
+    return mkor.KneePointLR(optimizer, dwell=2, window=2, beta=0.9)
+
+
+def warmed(optimizer):
+    after = knee(optimizer)
+    warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, total_iters=2)
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, after], [2])
+
+
+@pytest.mark.parametrize("make", [knee, warmed])
+def test_the_callback_shows_a_knee_scheduler_the_loss(tmp_path, make):
+    """Of the last micro-batch, as in a loop; and it resumes with the rest."""
+
+    def trained(folder, resume=None):
+        model = tiny()
+        optimizer = build(model)
+        own = trainer(
+            folder, model, optimizer, steps=12, save_strategy="steps", save_steps=5,
+            gradient_accumulation_steps=2,
+        )  # fmt: skip
+        own.lr_scheduler = make(optimizer)
+        own.train(resume_from_checkpoint=resume)
+        return model, optimizer
+
+    model, optimizer = trained(tmp_path)
+    other = tiny()
+    reference = build(other)
+    alone = make(reference)
+    for number, batch in enumerate(batches(24)):
+        reference.set_mask(batch["attention_mask"])
+        loss = other(**batch).loss
+        loss.backward()
+        if number % 2:
+            reference.step()
+            inner = alone if make is knee else alone._schedulers[1]
+            inner.observe(loss)
+            alone.step()
+            reference.zero_grad()
+    assert_agree(model, optimizer, other, reference, 1e-6)
+    assert optimizer.param_groups[0]["lr"] == reference.param_groups[0]["lr"] < 0.01
+    resumed = trained(tmp_path, str(tmp_path / "checkpoint-5"))
+    assert_agree(model, optimizer, *resumed)
+    assert optimizer.param_groups[0]["lr"] == resumed[1].param_groups[0]["lr"]
+
+
 def test_the_callback_leaves_no_hook(tmp_path):
     model = tiny()
     trained = trainer(tmp_path, model, build(model), steps=2)

@@ -186,6 +186,36 @@ def test_a_trainer_whose_optimizers_do_not_precondition():
         fit(module)
 
 
+def test_a_knee_scheduler_follows_what_is_logged():
+    class Watched(Module):
+        def configure_optimizers(self):
+            optimizer = self.make(self.model)
+            scheduler = mkor.KneePointLR(optimizer, dwell=2)
+            how = {"monitor": "loss", "reduce_on_plateau": True, "interval": "step"}
+            return [optimizer], [{"scheduler": scheduler, **how}]
+
+        def training_step(self, batch, number):
+            loss = super().training_step(batch, number)
+            self.log("loss", loss)
+            return loss
+
+    trainer = fit(Watched(), count=8)
+    scheduler = trainer.lr_scheduler_configs[0].scheduler
+    other = tiny()
+    reference = build(other)
+    alone = mkor.KneePointLR(reference, dwell=2)
+    for batch in batches(8):
+        reference.set_mask(batch["attention_mask"])
+        loss = other(**batch).loss
+        loss.backward()
+        reference.step()
+        alone.step(loss.detach())
+        reference.zero_grad()
+    assert scheduler.last_epoch == 8 and scheduler.knees == alone.knees > 0
+    assert scheduler.last == pytest.approx(alone.last, rel=1e-6)
+    assert scheduler.get_last_lr() == alone.get_last_lr()
+
+
 def test_a_mask_that_the_batch_lacks():
     with pytest.raises(TypeError, match=r"mask must be the name of the mask .* got int"):
         PreconditionerCallback(mask=1)

@@ -133,7 +133,8 @@ class PreconditionerCallback(TrainerCallback):  # type: ignore[misc]  # of a cla
     """Tells the optimizer of a Trainer which tokens count, and its losses; logs its counters.
 
     While the model trains, a hook passes the mask of each forward pass to `set_mask` and the loss
-    to `observe_loss`. The log gets `mkor/layers`, `mkor/updates`, `mkor/skipped` and `mkor/resets`.
+    to `observe_loss`, and to a `KneePointLR` that the Trainer steps. The log gets `mkor/layers`,
+    `mkor/updates`, `mkor/skipped` and `mkor/resets`.
     """
 
     def __init__(self, mask: str | None = MASK) -> None:
@@ -152,7 +153,14 @@ class PreconditionerCallback(TrainerCallback):  # type: ignore[misc]  # of a cla
         self.handles: list[Any] = []
 
     def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: Any, optimizer: Any, **_: Any
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any,
+        optimizer: Any,
+        lr_scheduler: Any = None,
+        **_: Any,
     ) -> None:
         """Install the hooks.
 
@@ -169,6 +177,7 @@ class PreconditionerCallback(TrainerCallback):  # type: ignore[misc]  # of a cla
             )
         self.on_train_end(args, state, control)
         reference = weakref.ref(own)
+        rates = observers(lr_scheduler)
 
         def before(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
             optimizer = reference()
@@ -182,6 +191,8 @@ class PreconditionerCallback(TrainerCallback):  # type: ignore[misc]  # of a cla
             loss = loss_of(output)
             if optimizer is not None and loss is not None and training(module):
                 optimizer.observe_loss(loss)
+                for scheduler in rates:
+                    scheduler.observe(loss)
 
         self.handles = [
             model.register_forward_pre_hook(before, with_kwargs=True),
@@ -209,6 +220,13 @@ class PreconditionerCallback(TrainerCallback):  # type: ignore[misc]  # of a cla
             return
         for line in (logs, state.log_history[-1]):
             line.update(counts(own))
+
+
+def observers(scheduler: Any) -> list[Any]:
+    """The schedulers that want to be shown the loss: one, or those that it holds."""
+    held = getattr(scheduler, "_schedulers", ())
+    shown = [scheduler] if hasattr(scheduler, "observe") else []
+    return [inner for one in held for inner in observers(one)] + shown
 
 
 def training(module: nn.Module) -> bool:
