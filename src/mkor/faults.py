@@ -35,8 +35,9 @@ class Faults:
             self.once(
                 f"no statistics arrived for {listed}: the layer keeps training by the base "
                 "optimizer alone. Its module was not called through __call__ (model code may call "
-                ".forward or use the weight directly), or the model was compiled before the "
-                "optimizer was built or a hybrid switch went back: compile it again, or set "
+                ".forward or use the weight directly), or its gradient is one that "
+                "torch.autograd.grad returned, or the model was compiled before the optimizer was "
+                "built or a hybrid switch went back: compile it again, or set "
                 "torch._dynamo.config.skip_nnmodule_hook_guards = False before. The output "
                 "projection of an attention module shows nothing inside a compiled graph"
             )

@@ -95,7 +95,8 @@ def parts(
     sound = math.isfinite(number) and (least is None or number >= least)
     if least is not None and not sound:
         raise ValueError(
-            f"{name} is {number}: it must be finite and at least {least:g}; show only such values"
+            f"{name} is {number}: it must be finite and at least {least:g}; show only such values, "
+            "if need be with a constant added to all of them"
         )
     return (number, 1.0) if sound else (0.0, 0.0)
 
