@@ -28,16 +28,20 @@ def changed(early: int, late: int, at: float) -> Callable[[int], int]:
     return lambda step: early if step < at else late
 
 
+def inverse(part: float) -> Callable[[int], float]:
+    """0.003, and a part of the inverse of the number of steps: few samples are less certain."""
+    return lambda step: 0.003 + part / (step + 1)
+
+
 IDEAS: Mapping[str, Callable[[int], dict[str, Any]]] = {
     "constants (taken)": lambda steps: {},
     "damping falls from 0.1": lambda steps: {"damping": falling(0.1, 0.003, steps // 5)},
     "damping falls to 0.001": lambda steps: {"damping": falling(0.01, 0.001, steps)},
     "damping rises to 0.01": lambda steps: {"damping": falling(0.001, 0.01, steps)},
+    "damping + 0.1 by steps": lambda steps: {"damping": inverse(0.1)},
+    "damping + 0.3 by steps": lambda steps: {"damping": inverse(0.3)},
     "every step then 10": lambda steps: {"factor_update_steps": changed(1, 10, 0.2 * steps)},
-    "every 10": lambda steps: {"factor_update_steps": 10},
-    "50 steps then 10": lambda steps: {"warmup_steps": 50, "factor_update_steps": 10},
     "100 steps then 10": lambda steps: {"warmup_steps": 100, "factor_update_steps": 10},
-    "100 steps then 20": lambda steps: {"warmup_steps": 100, "factor_update_steps": 20},
     "every 10 then 2": lambda steps: {"factor_update_steps": changed(10, 2, 0.5 * steps)},
     "rank 20": lambda steps: {"rank": 20},
     "rank 20 and 100 steps then 10": lambda steps: {

@@ -17,8 +17,9 @@ from torch.optim import Optimizer
 
 from mkor.capture import pending
 from mkor.capture.discover import clean_name
-from mkor.engine import Engine, Record
+from mkor.engine import Engine
 from mkor.handover import Handover
+from mkor.record import Record
 
 KEY = "preconditioner"
 """Where the factors stand in a state dict."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,8 +27,9 @@ from mkor.faults import Faults, refuse_nonfinite
 from mkor.messages import Exchange, Owned
 from mkor.meter import Meter, device_of
 from mkor.methods.base import Kind, LayerShape, Method, Seen, State, Update
-from mkor.momentum import Buffers, accelerate
+from mkor.momentum import accelerate
 from mkor.ownership import Ownership
+from mkor.record import Record
 from mkor.rewrite import RESCALE, SIZED, Rewriter
 from mkor.schedule import UpdateSchedule
 from mkor.synchronise import Answers, answer, complete, run_together
@@ -41,23 +42,6 @@ OPTIONS = (
     *("wire_dtype", "on_nonfinite", "grad_worker_fraction"),
 )
 """Common options that an engine is given by name."""
-
-
-@dataclass
-class Record:
-    """What the engine knows of one layer.
-
-    Attributes:
-        state: The method's tensors; empty before the first update.
-        updates: Number of updates so far.
-        last_update: Step of the last one, or None.
-        momentum: Moving averages of the gradients; empty unless they are kept.
-    """
-
-    state: State = field(default_factory=dict)
-    updates: int = 0
-    last_update: int | None = None
-    momentum: Buffers = field(default_factory=dict)
 
 
 class Engine:
@@ -292,9 +276,4 @@ class Engine:
             return self.method.init(view.shape, torch.device("meta"), weight.dtype)
         if not record.state:
             return self.method.init(view.shape, weight.device, weight.dtype)
-        for key, tensor in record.state.items():
-            floating = tensor.is_floating_point()
-            wanted = self.method.dtype(weight.dtype, key) if floating else tensor.dtype
-            if tensor.device != weight.device or tensor.dtype != wanted:
-                record.state[key] = tensor.to(weight.device, wanted)
-        return record.state
+        return record.follow(weight, self.method.dtype)

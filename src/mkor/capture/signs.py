@@ -50,25 +50,28 @@ def number(bits: Tensor, seed: Tensor, counts: Tensor | None) -> Tensor:
 
 
 def hashed_signs(start: Tensor, place: Tensor, vectors: int, salt: int) -> Tensor:
-    """See `signs_at`."""
-    rows = mix((start + place) & MASK)  # [n]
+    """See `signs_at`.
+
+    Numbers begin elsewhere for each salt and group of signs, so far apart that none comes twice.
+    """
     parts: list[Tensor] = []
     for group in range(0, vectors, BITS):
+        hashed = mix(((start ^ ((salt + 0x1B873593 * group) & MASK)) + place) & MASK)  # [n]
         bits = torch.arange(min(BITS, vectors - group), device=start.device)[:, None]
-        hashed = mix(rows ^ ((salt + 0x1B873593 * group) & MASK))
         parts.append((hashed >> bits) & 1)
     return torch.cat(parts).to(torch.float32) * 2 - 1
 
 
 def hashed_number(bits: Tensor, seed: Tensor, counts: Tensor | None) -> Tensor:
     """See `number`."""
+    # A sum of entries times odd random numbers tells entries apart; 30 bits leave it in range.
+    factors = mix(torch.arange(bits.shape[0], device=bits.device)) >> 2 | 1  # [n]
     if counts is None:
-        place = torch.arange(bits.shape[0], device=bits.device)
-        hashed = mix((bits & MASK) ^ mix(place)).sum()  # of integers: in whatever order
+        hashed = (bits * factors).sum()  # of integers: in whatever order
     else:
         place = (counts.cumsum(dim=0) - 1).clamp_min(0)
-        hashed = (mix((bits & MASK) ^ mix(place)) * counts).sum()
-    return mix((hashed & MASK) ^ seed)
+        hashed = (bits * factors[place] * counts).sum()
+    return mix((hashed ^ (hashed >> 32) ^ seed) & MASK)
 
 
 opaque_signs = torch.library.custom_op("mkor::signs", hashed_signs, mutates_args=())

@@ -109,7 +109,7 @@ def signed_sum(
         share_few: Whether of fewer rows than sums each is in all, with r signs.
     """
     dtype = wide(rows.dtype)
-    sums = rows.new_zeros(rows.shape[0], vectors, rows.shape[-1], dtype=dtype)
+    sums: Tensor | None = None
     ones = rows.new_zeros(vectors, dtype=dtype)
     most = PIECE
     if rows.dtype != dtype:
@@ -122,14 +122,18 @@ def signed_sum(
         count = part.shape[1]
         if places is None and not few:
             own = signs(start, first, count, 1, salt)[0].to(dtype) * vectors**0.5
-            sums += dealt_sums(part, own, vectors)
-            ones += F.pad(own, (0, -count % vectors)).view(-1, vectors).sum(dim=0)
-            continue
-        at = first + torch.arange(count, device=rows.device)
-        at = at if places is None else places[first : first + count]
-        table = sign_table(start, at, vectors, salt, few, dtype)
-        table = table if mask is None else table * mask[first : first + count]
-        sums, ones = sums + table @ part, ones + table.sum(dim=-1)
+            found = dealt_sums(part, own, vectors)
+            counts = F.pad(own, (0, -count % vectors)).view(-1, vectors).sum(dim=0)
+        else:
+            at = first + torch.arange(count, device=rows.device)
+            at = at if places is None else places[first : first + count]
+            table = sign_table(start, at, vectors, salt, few, dtype)
+            table = table if mask is None else table * mask[first : first + count]
+            found, counts = table @ part, table.sum(dim=-1)
+        sums = found if sums is None else sums + found
+        ones = ones + counts
+    if sums is None:
+        sums = rows.new_zeros(rows.shape[0], vectors, rows.shape[-1], dtype=dtype)
     return sums, ones
 
 
