@@ -24,7 +24,7 @@ import torch
 from record import save, stored
 from torch import Tensor, nn
 
-from mkor import rescale, rewrite
+from mkor import rescale
 from mkor_bench.models.transformer import LanguageModel
 from mkor_bench.tasks import cifar100_convnet, mnist_autoencoder
 from mkor_bench.tasks.source import TaskSource
@@ -75,10 +75,10 @@ FAMILIES = {
 def run(name: str, width: float, rule: Rule, lr: float) -> float:
     """Mean training loss of the last tenth of a run."""
 
-    def scale(update: Tensor, *rest: Any) -> Tensor:
-        return rescale.unit_rms(update, *rest).mul_(rule(update.shape[-2], update.shape[-1]))
+    def factor(size: Tensor, wanted: Tensor, sides: rescale.Sides) -> Tensor:
+        return rescale.unit_rms(size, wanted, sides) * rule(*sides)
 
-    rewrite.RESCALE["rms"] = scale
+    rescale.RESCALE["rms"] = rescale.SIZED["rms"] = factor
     family = FAMILIES[name]
     task = TaskSource(name, os.environ.get("MKOR_DATA")).load()
     task = replace(task, build=lambda seed: family.build(width), steps=family.steps)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import mkor
-from mkor.rescale import fan_in_rms, unit_rms
+from mkor.rescale import fan_in_rms, rescaled, unit_rms
 
 ROWS = {"representation": "lowrank", "statistic": "sketch", "vectors": 3, "rank": 4}
 KINDS = [{}, ROWS]
@@ -98,13 +98,13 @@ def test_unit_rms_by_hand():
     expected = torch.tensor([[[0.6, 0.8]], [[0.0, 0.0]], [[0.0, 1.0]], [[0.5**0.5, 0.5**0.5]]]) * (
         2**0.5
     )
-    torch.testing.assert_close(unit_rms(update, grad), expected)
+    torch.testing.assert_close(rescaled(update, grad, unit_rms, (1, 2)), expected)
 
 
 def test_fan_in_rms_by_hand():
     update, grad = torch.tensor([[[3.0, 4.0], [0, 0]]]), torch.ones(1, 2, 2)
     expected = torch.tensor([[[0.6, 0.8], [0, 0]]]) * 256**0.5  # a norm of √(128 o)
-    torch.testing.assert_close(fan_in_rms(update, grad), expected)
+    torch.testing.assert_close(rescaled(update, grad, fan_in_rms, (2, 2)), expected)
 
 
 @pytest.mark.parametrize("rescale", [unit_rms, fan_in_rms])
@@ -113,8 +113,10 @@ def test_the_size_of_a_block_is_that_of_the_whole(rescale, block):
     whole = torch.randn(1, 6, 4)
     sizes = tuple(torch.linalg.vector_norm(whole).view(1, 1, 1) for _ in range(2))
     part = whole[0][block][None]
-    found = rescale(part.clone(), part, sizes, (6, 4))
-    torch.testing.assert_close(found, rescale(whole.clone(), whole)[0][block][None])
+    found = rescaled(part.clone(), part, rescale, (6, 4), sizes)
+    torch.testing.assert_close(
+        found, rescaled(whole.clone(), whole, rescale, (6, 4))[0][block][None]
+    )
 
 
 def test_a_layer_that_was_not_seen_still_moves_by_its_momentum():

@@ -5,10 +5,13 @@ import torch
 from torch import nn
 
 import mkor
-from mkor.engine import RESCALE
-from mkor.rescale import keep_finite, kl_factor, match_norm
+from mkor.rescale import RESCALE, keep_size, kl_factor, match_norm, rescaled
 
 BAD = [float("nan"), float("inf"), float("-inf")]
+
+
+def scaled(update, grad, factor=match_norm):
+    return rescaled(update, grad, factor, grad.shape[-2:])
 
 
 def frobenius(matrix):
@@ -21,7 +24,7 @@ def test_match_norm_keeps_the_direction_and_takes_the_norm_of_the_gradient(size,
     grad = torch.randn(3, 4, 5, dtype=dtype) * torch.tensor([1e-4, 1.0, 1e4])[:, None, None]
     update = size * torch.randn(3, 4, 5, dtype=dtype)
     given, kept = update.clone(), grad.clone()
-    out = match_norm(update, grad)
+    out = scaled(update, grad)
     assert out.dtype == dtype and torch.equal(grad, kept)
     for g in range(3):
         assert frobenius(out[g]) == pytest.approx(frobenius(grad[g]), rel=1e-6)
@@ -33,36 +36,36 @@ def test_match_norm_is_joint_over_weight_and_bias():
     """The bias is a column of the matrix: one ratio serves both."""
     grad, update = torch.randn(1, 3, 5), torch.randn(1, 3, 5)
     given = update.clone()
-    out = match_norm(update, grad)
+    out = scaled(update, grad)
     ratio = out / given
     torch.testing.assert_close(ratio, ratio[:, :1, :1].expand_as(ratio))
 
 
 def test_match_norm_leaves_zero_gradients_zero():
     zero = torch.zeros(2, 3, 4)
-    assert torch.equal(match_norm(torch.zeros(2, 3, 4), zero), zero)
-    assert torch.equal(match_norm(torch.randn(2, 3, 4), zero), zero)
+    assert torch.equal(scaled(torch.zeros(2, 3, 4), zero), zero)
+    assert torch.equal(scaled(torch.randn(2, 3, 4), zero), zero)
 
 
-@pytest.mark.parametrize("scale", [match_norm, keep_finite])
+@pytest.mark.parametrize("scale", [match_norm, keep_size])
 @pytest.mark.parametrize("bad", BAD)
 def test_a_broken_update_gives_the_gradient_of_that_matrix(scale, bad):
     grad, update = torch.randn(3, 4, 5), torch.randn(3, 4, 5)
     update[1, 2, 3] = bad
-    good = scale(update[[0, 2]].clone(), grad[[0, 2]])
-    out = scale(update, grad)
+    good = scaled(update[[0, 2]].clone(), grad[[0, 2]], scale)
+    out = scaled(update, grad, scale)
     assert torch.equal(out[1], grad[1])
     assert torch.equal(out[[0, 2]], good)
 
 
 def test_match_norm_gives_the_gradient_where_the_update_vanished():
     grad = torch.randn(1, 4, 5)
-    assert torch.equal(match_norm(torch.zeros(1, 4, 5), grad), grad)
+    assert torch.equal(scaled(torch.zeros(1, 4, 5), grad), grad)
 
 
 def test_match_norm_gives_the_gradient_where_the_norm_overflows():
     grad = torch.randn(1, 4, 5)
-    assert torch.equal(match_norm(torch.full((1, 4, 5), 1e30), grad), grad)
+    assert torch.equal(scaled(torch.full((1, 4, 5), 1e30), grad), grad)
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -70,17 +73,17 @@ def test_match_norm_does_not_hide_a_gradient_that_is_not_finite(bad):
     """Loss scalers look for it after the fact."""
     grad = torch.randn(1, 4, 5)
     grad[0, 1, 1] = bad
-    assert not torch.isfinite(match_norm(torch.randn(1, 4, 5), grad)).all()
+    assert not torch.isfinite(scaled(torch.randn(1, 4, 5), grad)).all()
 
 
-def test_keep_finite_returns_a_sound_update_as_it_is():
+def test_keep_size_returns_a_sound_update_as_it_is():
     update = torch.randn(2, 3, 4)
-    assert torch.equal(keep_finite(update.clone(), torch.randn(2, 3, 4)), update)
+    assert torch.equal(scaled(update.clone(), torch.randn(2, 3, 4), keep_size), update)
 
 
 def test_the_option_names_the_functions():
     assert RESCALE["gradient"] is match_norm
-    assert RESCALE[None] is keep_finite
+    assert RESCALE[None] is keep_size
 
 
 def test_kl_factor_bounds_the_sum():

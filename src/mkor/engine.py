@@ -30,7 +30,8 @@ from mkor.methods.base import Kind, LayerShape, Method, Seen, State, Update
 from mkor.momentum import accelerate
 from mkor.ownership import Ownership
 from mkor.record import Record
-from mkor.rewrite import RESCALE, SIZED, Rewriter
+from mkor.rescale import RESCALE, SIZED
+from mkor.rewrite import Rewriter
 from mkor.schedule import UpdateSchedule
 from mkor.synchronise import Answers, answer, complete, run_together
 

@@ -8,6 +8,9 @@ Shapes: G stack, d side of a factor, r vectors, o and i the sides of a gradient.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -113,3 +116,32 @@ def sandwich(left: Tensor | None, grad: Tensor, right: Tensor | None) -> Tensor:
         ready = right.float() if slow_half(right) else right
         out = out.to(ready.dtype) @ ready
     return out
+
+
+def frobenius(matrix: Tensor) -> Tensor:
+    """The Frobenius norms [G, 1, 1] of matrices [G, o, i]."""
+    norm: Tensor = torch.linalg.vector_norm(matrix, dim=(-2, -1), keepdim=True)
+    return norm
+
+
+def norm_of(pieces: Sequence[Tensor]) -> Tensor:
+    """The Frobenius norms [G, 1, 1] of matrices in pieces [G, o, …] of their columns."""
+    norms = [frobenius(piece) for piece in pieces]
+    return norms[0] if len(norms) == 1 else frobenius(torch.cat(norms, dim=-1))
+
+
+def subtract_product_(pieces: Sequence[Tensor], left: Tensor, right: Tensor) -> None:
+    """∇ - left·right in place, of a matrix ∇ in pieces; ∇ stays where the result may not be finite.
+
+    Args:
+        pieces: ∇ in pieces [G, o, …] of its columns.
+        left: [G, o, k].
+        right: [G, k, i].
+    """
+    sound = (frobenius(left) * frobenius(right)) < math.inf  # [G, 1, 1]
+    left, right = torch.where(sound, left, 0), torch.where(sound, right, 0)
+    for piece, own in zip(pieces, right.split([p.shape[-1] for p in pieces], -1), strict=True):
+        if len(piece) == 1:
+            piece[0].addmm_(left[0], own[0], alpha=-1)
+        else:
+            piece.baddbmm_(left, own, alpha=-1)

@@ -7,9 +7,12 @@ rescaled jointly).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from mkor.linalg import frobenius, norm_of
 
 Sizes = tuple[Tensor, Tensor]
 """Frobenius norms of an update and of its gradient, [G, 1, 1] each."""
@@ -17,99 +20,89 @@ Sizes = tuple[Tensor, Tensor]
 Sides = tuple[int, int]
 """Numbers of outputs and inputs of a matrix, (o, i)."""
 
+Factor = Callable[[Tensor, Tensor, Sides], Tensor]
+"""What an update is multiplied by, [G, 1, 1], by its norm, its gradient's, and its sides."""
+
 USUAL_INPUTS = 128
 """Inputs of a matrix whose updates `fan_in_rms` gives a root mean square of 1."""
 
 
-def sizes_of(update: Tensor, grad: Tensor) -> Sizes:
-    """The sizes of whole matrices [G, o, i]."""
-    return frobenius(update), frobenius(grad)
+def match_norm(size: Tensor, wanted: Tensor, sides: Sides) -> Tensor:
+    """Gives an update the Frobenius norm of its gradient, per matrix (Algorithm 1, line 10)."""
+    return wanted / size
 
 
-def frobenius(matrix: Tensor) -> Tensor:
-    """The Frobenius norms [G, 1, 1] of matrices [G, o, i]."""
-    norm: Tensor = torch.linalg.vector_norm(matrix, dim=(-2, -1), keepdim=True)
-    return norm
+def keep_size(size: Tensor, wanted: Tensor, sides: Sides) -> Tensor:
+    """Leaves an update as large as it is."""
+    return torch.ones_like(size)
 
 
-def match_norm(
-    update: Tensor, grad: Tensor, sizes: Sizes | None = None, sides: Sides | None = None
-) -> Tensor:
-    """Give `update` the Frobenius norm of `grad`, per matrix (Algorithm 1, line 10).
+def unit_rms(size: Tensor, wanted: Tensor, sides: Sides) -> Tensor:
+    """Gives an update a root mean square of 1, so that a learning rate is a step's size."""
+    return math.sqrt(sides[0] * sides[1]) / size
 
-    A zero gradient stays zero. Where the update is not finite or is zero although the gradient
-    isn't, the gradient itself is returned: a broken factor costs the preconditioning of a step,
-    never the step.
 
-    Args:
-        update: ΔW, [G, o, i].
-        grad: ∇W, [G, o, i], same dtype.
-        sizes: Their norms, where these are blocks of the matrices.
-        sides: As for `unit_rms`.
+def fan_in_rms(size: Tensor, wanted: Tensor, sides: Sides) -> Tensor:
+    """Gives an update a root mean square of √(128/i): that of `unit_rms` at i = 128.
 
-    Returns:
-        A tensor [G, o, i]; may reuse the memory of `update`.
+    What a step adds to an output is then about the same however many inputs it is a sum over, as
+    where Muon scales an orthogonal update by √max(1, o/i) and o ≥ i; so a learning rate fits
+    networks of other widths too.
     """
-    size, wanted = sizes or sizes_of(update, grad)
-    ratio = wanted / size
-    # Comparisons with not-a-number are false; an infinite size has the ratio 0.
-    sound = (size < math.inf) & (ratio < math.inf)
-    chosen = torch.where(sound, update, grad, out=update)
-    return chosen.mul_(torch.where(sound, ratio, 1))
+    return math.sqrt(sides[0] * USUAL_INPUTS) / size
 
 
-def unit_rms(
-    update: Tensor, grad: Tensor, sizes: Sizes | None = None, sides: Sides | None = None
+SIZED: dict[str | None, Factor] = {"rms": unit_rms, "fan_in": fan_in_rms}
+"""Factors that give an update a size of its own, whatever the gradient's, by the name."""
+
+RESCALE: dict[str | None, Factor] = {"gradient": match_norm, None: keep_size, **SIZED}
+"""How a preconditioned gradient is scaled, by the name of the option `rescale`."""
+
+
+def rescaled(
+    update: Tensor, grad: Tensor, factor: Factor, sides: Sides, sizes: Sizes | None = None
 ) -> Tensor:
-    """Give `update` a root mean square of 1, per matrix, so that a learning rate is a step's size.
+    """Scale an update, per matrix.
 
-    A zero gradient stays zero. Where the update is not finite or is zero although the gradient
-    isn't, the gradient takes its place and is scaled the same way.
+    A zero gradient stays zero. Where the update is not finite, or is zero although the gradient
+    isn't and its size matters, the gradient takes its place: a broken factor costs the
+    preconditioning of a step, never the step.
 
     Args:
         update: ΔW, [G, o, i].
         grad: What was preconditioned, [G, o, i], same dtype.
+        factor: By what, one of `RESCALE`.
+        sides: o and i of a whole matrix.
         sizes: Their norms, where these are blocks of the matrices.
-        sides: o and i of a whole matrix, where these are blocks.
 
     Returns:
         A tensor [G, o, i]; may reuse the memory of `update`.
     """
-    outputs, inputs = sides or update.shape[-2:]
-    return of_norm(update, grad, sizes, math.sqrt(outputs * inputs))
-
-
-def fan_in_rms(
-    update: Tensor, grad: Tensor, sizes: Sizes | None = None, sides: Sides | None = None
-) -> Tensor:
-    """Give `update` a root mean square of √(128/i), per matrix: that of `unit_rms` at i = 128.
-
-    What a step adds to an output is then about the same however many inputs it is a sum over, as
-    where Muon scales an orthogonal update by √max(1, o/i) and o ≥ i; so a learning rate fits
-    networks of other widths too. Arguments and the rest are those of `unit_rms`.
-    """
-    outputs, _ = sides or update.shape[-2:]
-    return of_norm(update, grad, sizes, math.sqrt(outputs * USUAL_INPUTS))
-
-
-def of_norm(update: Tensor, grad: Tensor, sizes: Sizes | None, wanted: float) -> Tensor:
-    """Give `update` the Frobenius norm `wanted`; see `unit_rms` for the rest."""
-    size, other = sizes or sizes_of(update, grad)
-    sound = (size < math.inf) & (wanted / size < math.inf)
+    size, other = sizes or (frobenius(update), frobenius(grad))
+    # Comparisons with not-a-number are false; an infinite size has the factor 0.
+    sound = (size < math.inf) & (factor(size, other, sides) < math.inf)
     chosen = torch.where(sound, update, grad, out=update)
-    size = torch.where(sound, size, other)
-    return chosen.mul_(torch.where(size == 0, 1, wanted / size))
+    return chosen.mul_(finite(factor(torch.where(sound, size, other), other, sides)))
 
 
-def keep_finite(
-    update: Tensor, grad: Tensor, sizes: Sizes | None = None, sides: Sides | None = None
-) -> Tensor:
-    """Give `update`, or `grad` for the matrices where the update is not finite, [G, o, i].
+def rescale_(pieces: Sequence[Tensor], factor: Factor, sides: Sides, other: Tensor | None) -> None:
+    """Scale in place an update that is finite, in pieces [G, o, …] of its columns.
 
-    The result reuses the memory of `update`. Arguments are those of `unit_rms`.
+    Args:
+        pieces: ΔW.
+        factor: By what, one of `RESCALE`.
+        sides: o and i of the whole matrix.
+        other: The norm of what was preconditioned, [G, 1, 1]; None where the factor ignores it.
     """
-    size = sizes[0] if sizes else frobenius(update)
-    return torch.where(size < math.inf, update, grad, out=update)
+    size = norm_of(pieces)
+    by = finite(factor(size, size if other is None else other, sides))
+    for piece in pieces:
+        piece.mul_(by)
+
+
+def finite(factor: Tensor) -> Tensor:
+    """A factor, 1 where it is not finite."""
+    return torch.where(factor < math.inf, factor, 1)
 
 
 def kl_factor(products: Tensor, limit: float) -> Tensor:

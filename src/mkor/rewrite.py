@@ -10,7 +10,6 @@ results of all cross in one collective.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,19 +21,13 @@ from mkor.blocks import Block, Blockwise, Shares, counted
 from mkor.capture.blank import blank_matrix
 from mkor.capture.views import View
 from mkor.distributed.guard import during
+from mkor.linalg import norm_of, subtract_product_
 from mkor.methods.base import Method, State
 from mkor.ownership import Ownership
-from mkor.rescale import Sides, Sizes, fan_in_rms, keep_finite, kl_factor, match_norm, unit_rms
+from mkor.rescale import SIZED, Factor, Sides, kl_factor, rescale_, rescaled
 from mkor.synchronise import exchange_shares, run_together
 
 Rates = dict[int, Any]
-Scale = Callable[[Tensor, Tensor, Sizes | None, Sides], Tensor]
-
-SIZED: dict[str | None, Scale] = {"rms": unit_rms, "fan_in": fan_in_rms}
-"""Scales that give an update a size of its own, whatever the gradient's, by the name."""
-
-RESCALE: dict[str | None, Scale] = {"gradient": match_norm, None: keep_finite, **SIZED}
-"""How a preconditioned gradient is scaled, by the name of the option `rescale`."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +36,13 @@ class Rewriter:
 
     Attributes:
         method: The method in this step.
-        scale: Gives the result its size.
+        factor: Gives the result its size.
         clip: The bound κ on the sum of products, or None.
         ownership: Who holds which layer.
     """
 
     method: Method
-    scale: Scale
+    factor: Factor
     clip: float | None
     ownership: Ownership
 
@@ -80,6 +73,8 @@ class Rewriter:
         together: dict[str, Blockwise] = {}
         for name, view in views.items():
             block = blocks.get(name) if self.method.blockwise else None
+            if self.clip is None and self.rewrite_in_place(view, states[name]):
+                continue
             if block is None:
                 grad = view.matrix()  # [G, o, i]
                 products[name] = self.write(view, self.improve(view, states[name], grad), grad)
@@ -87,6 +82,17 @@ class Rewriter:
                 together[name] = self.rewrite_block(view, states[name], block)
         groups = {name: views[name].block_groups() for name in together}
         return products | run_together(together, partial(exchange_shares, groups=groups))
+
+    def rewrite_in_place(self, view: View, state: State) -> bool:
+        """Rewrite a gradient where it lies, if the method can; whether it was done."""
+        pieces = view.columns()
+        found = None if pieces is None else self.method.correction(state, pieces)
+        if pieces is None or found is None:
+            return False
+        before = None if self.factor in SIZED.values() else norm_of(pieces)
+        subtract_product_(pieces, *found)
+        rescale_(pieces, self.factor, sides(view), before)
+        return True
 
     def rewrite_divided(
         self, views: dict[str, View], states: dict[str, State]
@@ -111,7 +117,7 @@ class Rewriter:
     def improve(self, view: View, state: State, grad: Tensor) -> Tensor:
         """A gradient [G, o, i] preconditioned and rescaled."""
         update = self.method.precondition(state, grad).to(grad.dtype)
-        return self.scale(view.present(update), grad, None, sides(view))
+        return rescaled(view.present(update), grad, self.factor, sides(view))
 
     def write(self, view: View, update: Tensor, grad: Tensor) -> Tensor:
         """Write the result; its product with the gradient, if that is needed, else nothing."""
@@ -127,7 +133,7 @@ class Rewriter:
         squares = [counted(tensor, block).square().sum() for tensor in (update, grad)]
         sizes = (yield Shares(both={"squares": torch.stack(squares)}))["squares"].sqrt()
         norms = (sizes[0].view(1, 1, 1), sizes[1].view(1, 1, 1))
-        update = self.scale(update, grad, norms, sides(view))
+        update = rescaled(update, grad, self.factor, sides(view), norms)
         product = self.product(counted(update, block), grad)
         view.write(update, block)
         shared = yield Shares(both={} if self.clip is None else {"product": product})

@@ -25,7 +25,7 @@ from mkor.distributed.comm import is_sharded
 from mkor.distributed.team import team_of
 from mkor.hybrid import HybridSwitch
 from mkor.report import LayerInfo
-from mkor.rewrite import RESCALE
+from mkor.rescale import RESCALE
 from mkor.warn import warn
 
 WIRE_DTYPES = (None, torch.float32, torch.float64, torch.bfloat16, torch.float16)

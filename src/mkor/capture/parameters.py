@@ -202,6 +202,19 @@ class Parameters:
             out = torch.cat([out, self.bias_column(out, block)], dim=-1)
         return out.to(wide(out.dtype))
 
+    def columns(self) -> list[Tensor] | None:
+        """The gradients themselves as pieces [G, o, …] of the columns of the matrix.
+
+        None where they are spread over workers, narrower than float32 or in another order.
+        """
+        bias = self.bias_gradient() if self.has_bias_column else None
+        grads = [grad for grad in (self.gradient(), bias) if grad is not None]
+        plain = all(grad.is_contiguous() and grad.dtype == wide(grad.dtype) for grad in grads)
+        if self.scattered or not plain:
+            return None
+        out = [self.fold(grads[0])]
+        return out if bias is None else [*out, self.bias_column(out[0], None)]
+
     def bias_column(self, beside: Tensor, block: Block | None) -> Tensor:
         """The bias gradient as a column [G, o, 1] beside the rows of a matrix."""
         grad = self.bias_gradient()

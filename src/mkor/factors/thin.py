@@ -24,6 +24,7 @@ Shapes: G stack, k rows, r vectors of an update, d side, o and i the sides of a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -146,24 +147,48 @@ def reset_(parts: Parts, where: Tensor) -> None:
 
 
 def precondition(outputs: Parts, inputs: Parts, grad: Tensor) -> Tensor:
-    """J_g ∇ J_a of a gradient [G, o, i], in the dtype of the small matrices or wider.
+    """J_g ∇ J_a of a gradient [G, o, i], in the dtype of the small matrices or wider."""
+    grad = grad.to(torch.promote_types(grad.dtype, outputs["root"].dtype))
+    return subtract(grad, *correction(outputs, inputs, (grad,)))
 
-    Both sides are one product of inner size k_o + k_i that adds to ∇, so that no more than the
-    result has its size. With M = PᵀP,
+
+def correction(outputs: Parts, inputs: Parts, pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """What preconditioning takes from a gradient, as a product of inner size k_o + k_i.
+
+    So no more than the result has the gradient's size. With M = PᵀP,
 
         J_g ∇ J_a = ∇ - [B_gᵀ | ∇B_aᵀM_a] [M_g B_g ∇ J_a ; B_a].
+
+    Args:
+        outputs: B_g, P_g.
+        inputs: B_a, P_a.
+        pieces: ∇ in pieces [G, o, …] of its columns; a last one that lacks is zero.
+
+    Returns:
+        Both sides of the product, [G, o, k_o + k_i] and [G, k_o + k_i, …].
     """
-    dtype = torch.promote_types(grad.dtype, outputs["root"].dtype)
-    grad = grad.to(dtype)
-    left, right = outputs["rows"].to(dtype), inputs["rows"].to(dtype)
+    dtype = torch.promote_types(pieces[0].dtype, outputs["root"].dtype)
+    widths = [piece.shape[-1] for piece in pieces]
+    left, right = outputs["rows"].to(dtype), inputs["rows"].to(dtype)[..., : sum(widths)]
     roots = outputs["root"].to(dtype), inputs["root"].to(dtype)
-    columns = grad @ right.mT @ roots[1].mT @ roots[1]  # ∇B_aᵀM_a, [G, o, k]
-    crossed = roots[0].mT @ (roots[0] @ (left @ grad))  # M_g B_g ∇, [G, k, i]
+    ready = [piece.to(dtype) for piece in pieces]
+    met = [p @ own.mT for p, own in zip(ready, right.split(widths, dim=-1), strict=True)]
+    columns = added(met) @ roots[1].mT @ roots[1]  # ∇B_aᵀM_a, [G, o, k]
+    seen = joined([left @ piece for piece in ready])
+    crossed = roots[0].mT @ (roots[0] @ seen)  # M_g B_g ∇, [G, k, i]
     inner = crossed @ right.mT @ roots[1].mT @ roots[1]  # [G, k, k]
     crossed = torch.baddbmm(crossed, inner, right, alpha=-1)  # M_g B_g ∇ J_a
-    return subtract(
-        grad, torch.cat([left.mT, columns], dim=-1), torch.cat([crossed, right], dim=-2)
-    )
+    return torch.cat([left.mT, columns], dim=-1), torch.cat([crossed, right], dim=-2)
+
+
+def added(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of one tensor or two."""
+    return tensors[0] if len(tensors) == 1 else tensors[0] + tensors[1]
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Columns beside columns."""
+    return tensors[0] if len(tensors) == 1 else torch.cat([*tensors], dim=-1)
 
 
 def precondition_side(parts: Parts, grad: Tensor, on_left: bool) -> Tensor:

@@ -27,7 +27,7 @@ column).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -286,6 +286,10 @@ class Method(ABC):
     @abstractmethod
     def precondition(self, state: State, grad: Tensor) -> Tensor:
         """Return the preconditioned gradient of `grad` [G, o, i], in any float dtype."""
+
+    def correction(self, state: State, pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+        """What `precondition` takes from a gradient in columns, if it is [G, o, k] · [G, k, i]."""
+        return None
 
     def precondition_block(self, state: State, grad: Tensor, block: Block) -> Blockwise:
         """As `precondition` of a block [1, o', i'], yielding what must cross its workers."""

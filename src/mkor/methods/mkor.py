@@ -19,7 +19,7 @@ Shapes: G stack, o and i sides, r vectors of an update.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -165,6 +165,14 @@ class MKORMethod(Method):
             grad = thin.precondition_side(parts, grad, on_left=side == "outputs")
         outputs, inputs = (None if side in rows else state.get(side) for side in SIDES)
         return sandwich(outputs, grad, inputs)
+
+    def correction(self, state: State, pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+        """With rows on both sides, that of both as one product."""
+        if not all(has_rows(state, side) for side in SIDES):
+            return None
+        outputs, inputs = (parts_of(state, side) for side in SIDES)
+        dtype = torch.promote_types(pieces[0].dtype, outputs["root"].dtype)
+        return thin.correction(outputs, inputs, pieces) if dtype == pieces[0].dtype else None
 
     @property
     def blockwise(self) -> bool:

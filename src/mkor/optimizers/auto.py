@@ -19,7 +19,7 @@ from mkor.capture.views import View
 from mkor.checks import Schedule, one_of, refuse_sparse
 from mkor.optimizers.mkor import MKOR
 from mkor.report import LayerInfo
-from mkor.rewrite import SIZED
+from mkor.rescale import SIZED
 
 
 class Auto(MKOR):
