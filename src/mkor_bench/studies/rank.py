@@ -101,9 +101,14 @@ def covariance(rows: Tensor) -> Tensor:
 
 
 def sketch(rows: Tensor, count: int, signs: torch.Generator) -> Tensor:
-    """Returns V = SX/√n [r, d] for random signs S; VᵀV/r has the covariance as its expectation."""
-    chosen = torch.randint(0, 2, (count, len(rows)), generator=signs).to(rows.dtype) * 2 - 1
-    return chosen @ rows / len(rows) ** 0.5
+    """Returns V = SX/√n [r, d]; VᵀV/r has the covariance as its expectation.
+
+    As in the library, row i is in sum i mod r, with a random sign, times √r.
+    """
+    chosen = torch.randint(0, 2, (len(rows), 1), generator=signs).to(rows.dtype) * 2 - 1
+    sums = rows.new_zeros(count, rows.shape[1])
+    sums.index_add_(0, torch.arange(len(rows)) % count, chosen * rows)
+    return sums * (count / len(rows)) ** 0.5
 
 
 def best(matrix: Tensor, rank: int) -> Tensor:
