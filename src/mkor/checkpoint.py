@@ -275,8 +275,7 @@ def base_part(
     """The base's part of a checkpoint, fit for this base by parameter name.
 
     Parameters that the checkpoint lacks or that `resized` names start with empty state. Group
-    options come from the checkpoint where the number of groups agrees, and stay as they are
-    otherwise. Nothing is taken from a base of another class.
+    options come from it where the numbers of groups agree. A base of another class gives nothing.
     """
     current = copy.deepcopy(base.state_dict()["param_groups"])
     if packed["base"] not in {None, type(base).__name__}:
