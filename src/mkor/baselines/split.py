@@ -144,5 +144,9 @@ def step_along(group: dict[str, Any]) -> None:
     for alike in by_kind(params):
         if decay != 0:
             torch._foreach_mul_(alike, 1 - lr * decay)
-        updates = torch._foreach_mul([p.grad for p in alike if p.grad is not None], -lr)
-        torch._foreach_add_(alike, updates)
+        grads = [p.grad for p in alike if p.grad is not None]
+        if isinstance(lr, Tensor):  # whose value only the device may know
+            for p, grad in zip(alike, grads, strict=True):
+                p.sub_(grad * lr)
+        else:
+            torch._foreach_add_(alike, grads, alpha=-lr)
