@@ -57,9 +57,13 @@ def hashed_signs(start: Tensor, place: Tensor, vectors: int, salt: int) -> Tenso
     parts: list[Tensor] = []
     for group in range(0, vectors, BITS):
         hashed = mix(((start ^ ((salt + 0x1B873593 * group) & MASK)) + place) & MASK)  # [n]
-        bits = torch.arange(min(BITS, vectors - group), device=start.device)[:, None]
-        parts.append((hashed >> bits) & 1)
-    return torch.cat(parts).to(torch.float32) * 2 - 1
+        if vectors > 1:
+            hashed = (
+                hashed >> torch.arange(min(BITS, vectors - group), device=start.device)[:, None]
+            )
+        parts.append(hashed.view(-1, place.shape[0]) & 1)
+    bits = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return bits.to(torch.float32).mul_(2).sub_(1)
 
 
 def hashed_number(bits: Tensor, seed: Tensor, counts: Tensor | None) -> Tensor:

@@ -70,17 +70,13 @@ def first_number(
     """
     leading = tensor.shape[:-1]
     most = PROBES[min(len(leading), len(PROBES) - 1)]
-    # Of half of the entries: the sum over all may be zero but for rounding.
-    probed = tensor[..., part.first % 2 :: 2]
+    probes = tuple(slice(None, None, -(-max(size, 1) // most)) for size in leading)
     counts = None
     if mask is not None:  # an entry of the mask goes for all that follows in its row
         places = leading if mask.numel() == leading.numel() else leading[:1]
-        counts = mask.view(*places, *[1] * (len(leading) - len(places))).expand(leading)
-    for dim, size in enumerate(leading):
-        index = torch.arange(0, size, -(-max(size, 1) // most), device=tensor.device)
-        probed = probed.index_select(dim, index)
-        counts = counts if counts is None else counts.index_select(dim, index)
-    entries = probed.sum(dim=-1, dtype=torch.float32)
+        counts = mask.view(*places, *[1] * (len(leading) - len(places))).expand(leading)[probes]
+    # Of half of the entries: the sum over all may be zero but for rounding.
+    entries = tensor[(*probes, slice(part.first % 2, None, 2))].sum(dim=-1, dtype=torch.float32)
     if part.inputs is not None:  # workers that have the others must make the same signs
         entries = part.team.total(entries)
     bits = entries.reshape(-1).view(torch.int32).to(torch.int64) >> COARSE
