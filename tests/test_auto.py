@@ -230,3 +230,25 @@ def test_direct_groups_step_along_the_gradient():
     optimizer.param_groups[0]["update"] = "adam"
     with pytest.raises(ValueError, match="update='adam' is unknown"):
         optimizer.step()
+
+
+def test_a_compiled_step_trains_what_adamw_trains_as_well():
+    ends = []
+    for compiled in (False, True):
+        model = small()
+        optimizer = mkor.auto(model, lr=2.0**-7)
+        step = torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step
+        for seed in range(4):
+            optimizer.zero_grad()
+            model(batch(seed)).square().mean().backward()
+            step()
+        ends.append([parameter.detach().clone() for parameter in model.parameters()])
+        assert len(optimizer.state) == len(mkor_states(optimizer))
+    for found, expected in zip(*ends, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def mkor_states(optimizer):
+    """The parameters that AdamW keeps averages of."""
+    groups = [g["params"] for g in optimizer.param_groups if g["update"] == "adamw"]
+    return [parameter for group in groups for parameter in group]

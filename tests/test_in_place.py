@@ -72,6 +72,25 @@ def test_what_needs_the_copy_gets_it(option, monkeypatch):
     assert not called
 
 
+class Cast(nn.Linear):
+    """A layer whose weight and bias have two dtypes."""
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight.double(), self.bias.double())
+
+
+@pytest.mark.parametrize("wide", ["weight", "bias"])
+def test_a_weight_and_a_bias_of_two_dtypes_are_copied(wide):
+    layer = Cast(12, 7)
+    setattr(layer, wide, nn.Parameter(getattr(layer, wide).detach().double()))
+    optimizer = mkor.MKOR(layer, torch.optim.SGD(layer.parameters(), lr=0.01), **ROWS)
+    for _ in range(2):
+        optimizer.zero_grad()
+        layer(torch.randn(16, 12).double()).square().sum().backward()
+        optimizer.step()
+    assert all(torch.isfinite(parameter).all() for parameter in layer.parameters())
+
+
 @pytest.mark.parametrize("frozen", ["weight", "bias"])
 def test_a_part_without_a_gradient_stays_without(frozen, monkeypatch):
     torch.manual_seed(0)

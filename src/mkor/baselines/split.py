@@ -98,6 +98,13 @@ class SplitAdamW(Optimizer):
         for group in self.param_groups:
             if group["update"] == "direct":
                 step_along(group)
+        self._step_others()
+        return loss
+
+    # A compiled graph would hold on to the groups and the state that the inner optimizer was made
+    # with.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _step_others(self) -> None:
         # Shared anew in each step, since loading a checkpoint replaces both.
         self._adamw.state = self.state
         others = [group for group in self.param_groups if group["update"] == "adamw"]
@@ -105,7 +112,6 @@ class SplitAdamW(Optimizer):
             {**group, "params": alike} for group in others for alike in by_kind(group["params"])
         ]
         self._adamw.step()
-        return loss
 
 
 def check_rates(lr: Any, adamw_lr: Any) -> None:

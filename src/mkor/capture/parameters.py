@@ -205,11 +205,13 @@ class Parameters:
     def columns(self) -> list[Tensor] | None:
         """The gradients themselves as pieces [G, o, …] of the columns of the matrix.
 
-        None where they are spread over workers, narrower than float32 or in another order.
+        None where they are spread over workers, narrower than float32, of two dtypes or in another
+        order.
         """
         bias = self.bias_gradient() if self.has_bias_column else None
         grads = [grad for grad in (self.gradient(), bias) if grad is not None]
-        plain = all(grad.is_contiguous() and grad.dtype == wide(grad.dtype) for grad in grads)
+        wanted = wide(self.weight.dtype)
+        plain = all(grad.is_contiguous() and grad.dtype == wanted for grad in grads)
         if self.scattered or not plain:
             return None
         out = [self.fold(grads[0])]
