@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mkor.checks import fraction, is_count, is_number, one_of, require
 from mkor.meter import Meter, device_of
-from mkor.rates import Rate, copies, floors, lowered, set_rate, with_base_rates
+from mkor.rates import Rate, copies, floors, lowered, set_rate, single
 from mkor.warn import warn
 
 LOG = logging.getLogger("mkor")
@@ -228,7 +228,7 @@ class KneePointLR(LRScheduler):
         rates = [lowered(g["lr"], self.factor, low) for g, low in zip(groups, least, strict=True)]
         for group, rate in zip(groups, rates, strict=True):
             set_rate(group, rate)
-        for scheduler in with_base_rates(self.beside):
+        for scheduler in single(self.beside):
             bases = zip(scheduler.base_lrs, least, strict=False)  # groups came later without one
             scheduler.base_lrs = [lowered(base, self.factor, low) for base, low in bases]
 

@@ -16,11 +16,11 @@ Rate = float | Tensor
 """A learning rate, as torch's groups hold them."""
 
 
-def with_base_rates(scheduler: LRScheduler | None) -> list[LRScheduler]:
-    """A scheduler, or those that it holds."""
+def single(scheduler: LRScheduler | None) -> list[LRScheduler]:
+    """A scheduler, or those that it holds, as SequentialLR and ChainedScheduler do."""
     held = getattr(scheduler, "_schedulers", None)
     if held is not None:
-        return [inner for one in held for inner in with_base_rates(one)]
+        return [inner for one in held for inner in single(one)]
     return [] if scheduler is None else [scheduler]
 
 

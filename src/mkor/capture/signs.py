@@ -58,9 +58,8 @@ def hashed_signs(start: Tensor, place: Tensor, vectors: int, salt: int) -> Tenso
     for group in range(0, vectors, BITS):
         hashed = mix(((start ^ ((salt + 0x1B873593 * group) & MASK)) + place) & MASK)  # [n]
         if vectors > 1:
-            hashed = (
-                hashed >> torch.arange(min(BITS, vectors - group), device=start.device)[:, None]
-            )
+            shifts = torch.arange(min(BITS, vectors - group), device=start.device)
+            hashed = hashed >> shifts[:, None]
         parts.append(hashed.view(-1, place.shape[0]) & 1)
     bits = parts[0] if len(parts) == 1 else torch.cat(parts)
     return bits.to(torch.float32).mul_(2).sub_(1)
