@@ -362,8 +362,8 @@ def test_numbers_that_are_no_losses_are_refused(bad, shown):
     optimizer.observe_loss(3.0)
     with pytest.raises(ValueError, match=rf"the loss is {shown}: it must be finite and at least 0"):
         optimizer.observe_loss(bad)
-    meter = optimizer._handover.meter
-    assert (meter.calls, meter.take(None)) == (1, 3.0)
+    shown = optimizer._handover.shown
+    assert (shown.calls, shown.take(None)) == (1, 3.0)
 
 
 def test_a_closed_optimizer_stays_closed():

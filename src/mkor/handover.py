@@ -16,13 +16,21 @@ LOG = logging.getLogger("mkor")
 
 
 class Handover:
-    """The losses of the window that runs and the course so far, under one rule."""
+    """The losses of the window that runs and the course so far, under one rule.
+
+    Attributes:
+        meter: The losses of the window, those of steps that were taken.
+        shown: The losses since the last step, which count once their step is taken: a loss scaler
+            may skip it.
+        stepped: Whether a step was taken since gradients were cleared last.
+    """
 
     def __init__(self, rule: HybridSwitch) -> None:
         """Preconditioning, with no loss seen."""
         self.rule = rule
         self.warned = False
-        self.meter = Meter("the loss", least=0.0)
+        self.meter, self.shown = (Meter("the loss", least=0.0) for _ in range(2))
+        self.stepped = False
         self.times = Meter("the time of a window")
         self.watch = Stopwatch(rule.clock)
         self.course = Course()
@@ -32,10 +40,21 @@ class Handover:
         """Whether the base works alone on trial."""
         return self.course.pace is not None
 
-    def observe(self, loss: SupportsFloat) -> None:
-        """See a loss, without waiting for it."""
+    def observe(self, loss: SupportsFloat, certain: bool = False) -> None:
+        """See a loss, without waiting for it; `certain` if it is of a step that is being taken."""
         if self.rule.at_step is None and not self.rule.ended(self.course):
-            self.meter.add(loss)
+            (self.meter if certain else self.shown).add(loss)
+
+    def clear(self) -> None:
+        """Gradients are cleared: losses that were shown without a step are those of a skipped one.
+
+        After a step they stay, be they shown behind it or before the gradients that come.
+        """
+        if self.stepped:
+            self.meter.absorb(self.shown)
+        else:
+            self.shown.clear()
+        self.stepped = False
 
     def advance(self, steps: int, device: torch.device | None) -> bool:
         """End a step; whether the phase ended with it.
@@ -44,9 +63,10 @@ class Handover:
             steps: Number of steps so far.
             device: Where workers exchange their losses.
         """
-        before = self.course
+        before, self.stepped = self.course, True
         if self.rule.ended(before):
             return False
+        self.meter.absorb(self.shown)
         if self.rule.at_step is not None:
             self.course = self.rule.arrive(before, steps)
         elif steps % self.rule.window == 0:
@@ -95,6 +115,8 @@ class Handover:
         return {
             "course": {**asdict(self.course), "seconds": list(self.course.seconds)},
             "meter": self.meter.state_dict(),
+            "shown": self.shown.state_dict(),
+            "stepped": self.stepped,
             "seconds": self.watch.seconds() if self.rule.trial else 0.0,
         }
 
@@ -103,9 +125,13 @@ class Handover:
         known = state["course"] if state else {}
         self.course = Course(**{**known, "seconds": tuple(known.get("seconds", ()))})
         self.meter.clear()
+        self.shown.clear()
+        self.stepped = False
         self.watch.start(state.get("seconds", 0.0) if state else 0.0)
         if state:
             self.meter.load_state_dict(state["meter"])
+            self.shown.load_state_dict(state["shown"])
+            self.stepped = state["stepped"]
 
 
 def missing(steps: int, shown: int) -> str:

@@ -23,7 +23,8 @@ class Informed(Delegate):
         """Show the loss of a step to the hybrid switch; without one, nothing happens.
 
         The loss of a closure is seen by itself. Losses of several batches in a step are averaged,
-        and over many workers it is the mean of theirs that counts.
+        and over many workers it is the mean of theirs that counts. A loss counts once a step is
+        taken: where a loss scaler skips it, the `zero_grad()` that drops its gradients drops it.
 
         Args:
             loss: A number of at least 0, or a tensor of one element. A tensor is not waited for, so
@@ -61,6 +62,14 @@ class Informed(Delegate):
             self._engine.capture.mask.set(mask)
 
     def _seen(self, loss: Any) -> Any:
-        if loss is not None:
-            self.observe_loss(loss)
+        """Show the loss of a step that is taken for sure, such as a closure's; returns it."""
+        if loss is not None and self._handover is not None and not self._closed:
+            self._handover.observe(loss, certain=True)
         return loss
+
+    def _forget(self) -> None:
+        """Forget what belongs to gradients that are cleared."""
+        self._engine.capture.mask.spend()
+        self._engine.capture.clear()
+        if self._handover is not None:
+            self._handover.clear()

@@ -57,6 +57,12 @@ class Meter:
         self.total, self.finite = self.total + total, self.finite + finite
         self.calls += 1
 
+    def absorb(self, other: Meter) -> None:
+        """Add what another one was shown, and empty it."""
+        for key in FIELDS:
+            setattr(self, key, getattr(self, key) + getattr(other, key))
+        other.clear()
+
     def take(self, device: torch.device | None) -> float | None:
         """The mean, and start anew; None where no worker has a sound value.
 

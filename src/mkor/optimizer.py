@@ -193,9 +193,8 @@ class Preconditioner(Joining):
             self._advance()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, and the statistics and mask that belong to them."""
-        self._engine.capture.mask.spend()
-        self._engine.capture.clear()
+        """Clear the gradients, and the statistics, mask and losses that belong to them."""
+        self._forget()
         self._preconditioned = False
         self.base.zero_grad(set_to_none)
 

@@ -78,13 +78,15 @@ def test_a_loss_scaler_skips_a_step_without_a_trace():
     """AcceleratedOptimizer with a scaler, on the CPU: what fp16 is made of."""
     accelerate.Accelerator(cpu=True)
     model, other = tiny(), tiny()
-    optimizer, reference = build(model), build(other)
+    switch = mkor.HybridSwitch(window=100)
+    optimizer, reference = build(model, hybrid=switch), build(other, hybrid=switch)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
     wrapped = accelerate.optimizer.AcceleratedOptimizer(optimizer, scaler=scaler)
     data = batches(5)
     for number, batch in enumerate(data):
         optimizer.set_mask(batch["attention_mask"])
         loss = model(**batch).loss
+        optimizer.observe_loss(loss)
         scaler.scale(loss * torch.inf if number == 2 else loss).backward()
         wrapped.step()
         assert wrapped.step_was_skipped == (number == 2)
@@ -93,10 +95,14 @@ def test_a_loss_scaler_skips_a_step_without_a_trace():
         if number == 2:
             continue
         reference.set_mask(batch["attention_mask"])
-        other(**batch).loss.backward()
+        loss = other(**batch).loss
+        loss.backward()
+        reference.observe_loss(loss)
         reference.step()
         reference.zero_grad()
     assert_agree(model, optimizer, other, reference, 1e-5)
+    seen, expected = (o._handover.state_dict()["meter"] for o in (optimizer, reference))
+    assert seen == pytest.approx(expected, rel=1e-5) and seen["calls"] == 4
 
 
 def test_resuming_is_exact(tmp_path):

@@ -90,19 +90,29 @@ def spoil(model):
     return model
 
 
+def switch():
+    return mkor.HybridSwitch(window=100)
+
+
 def assert_left_out(model, optimizer, lrs):
-    """The steps that were taken are those of a loop over the other batches."""
+    """The steps that were taken are those of a loop over the other batches, in the switch too."""
     other = tiny()
-    reference = build(other)
+    reference = build(other, hybrid=switch())
     for number, batch in enumerate(batches(6)):
         if number == BAD:
             continue
         reference.param_groups[0]["lr"] = lrs[number]
         reference.set_mask(batch["attention_mask"])
-        other(**batch).loss.backward()
+        loss = other(**batch).loss
+        loss.backward()
+        reference.observe_loss(loss)
         reference.step()
         reference.zero_grad()
     assert_agree(model, optimizer, other, reference, 1e-5)
+    optimizer.zero_grad()
+    seen, expected = (o._handover.state_dict() for o in (optimizer, reference))
+    assert seen["meter"] == pytest.approx(expected["meter"], rel=1e-5)
+    assert seen["meter"]["calls"] == 5 and seen["shown"]["calls"] == 0
 
 
 class Rates:
@@ -116,7 +126,7 @@ class Rates:
 def test_a_loss_scaler_in_the_trainer(tmp_path):
     """fp16 needs a GPU, so the scaler alone is put where the Trainer's fp16 puts it."""
     model = spoil(tiny())
-    optimizer = build(model)
+    optimizer = build(model, hybrid=switch())
     rates = Rates(optimizer)
     model.register_forward_pre_hook(rates.forward)
     trainer = test_huggingface.trainer(tmp_path, model, optimizer)
@@ -138,7 +148,7 @@ def test_a_loss_scaler_in_lightning(automatic):
         def forward_context(self):
             return contextlib.nullcontext()
 
-    module = test_lightning.Module(automatic=automatic)
+    module = test_lightning.Module(automatic=automatic, hybrid=switch())
     spoil(module.model)
     rates = Rates(None)
     module.model.register_forward_pre_hook(

@@ -132,6 +132,17 @@ def test_it_hands_over(automatic):
     assert not any(info.preconditioned for info in trainer.optimizers[0].layers())
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_manual_optimization_shows_each_loss_once(accumulate):
+    switch = mkor.HybridSwitch(window=100)
+    module = Module(6 // accumulate, False, accumulate=accumulate, hybrid=switch)
+    optimizer = fit(module).optimizers[0]
+    other = tiny()
+    losses = plain_loop(other, build(other), batches(6), accumulate=accumulate)
+    meter = optimizer._handover.state_dict()["meter"]
+    assert meter == pytest.approx({"total": sum(losses), "finite": 6, "calls": 6}, rel=1e-6)
+
+
 def kbfgs(model):
     return mkor.KBFGS(model, adamw(model.parameters()), warmup_steps=2)
 

@@ -199,6 +199,14 @@ class PreconditionerCallback(TrainerCallback):  # type: ignore[misc]  # of a cla
             model.register_forward_hook(after),
         ]
 
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
+    ) -> None:
+        """Tell the optimizer that its gradients are gone: the Trainer clears those of the model."""
+        own = unwrapped(optimizer)
+        if own is not None:
+            own.zero_grad()
+
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Remove the hooks."""
         for handle in self.handles:

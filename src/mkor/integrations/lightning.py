@@ -47,6 +47,7 @@ class PreconditionerCallback(Callback):  # type: ignore[misc]  # of a class with
         """
         check_name(mask)
         self.mask = mask
+        self.steps: list[int] = []
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Look for the optimizers.
@@ -65,6 +66,7 @@ class PreconditionerCallback(Callback):  # type: ignore[misc]  # of a class with
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         """Set the mask of the batch."""
+        self.steps = [optimizer._engine.index for optimizer in preconditioners(trainer)]
         key = self.mask
         if key is None:
             return
@@ -82,13 +84,27 @@ class PreconditionerCallback(Callback):  # type: ignore[misc]  # of a class with
         scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, Tensor) and (scaled or not pl_module.automatic_optimization):
-            for optimizer in own:
-                optimizer.observe_loss(loss.detach())
+            for optimizer, steps in zip(own, self.steps, strict=True):
+                show(optimizer, loss.detach(), optimizer._engine.index > steps)
         if trainer.logger is not None and trainer.global_step % trainer.log_every_n_steps == 0:
             for number, optimizer in enumerate(own):
                 suffix = f"/{number}" if len(own) > 1 else ""
                 shown = {f"{key}{suffix}": value for key, value in counts(optimizer).items()}
                 trainer.logger.log_metrics(shown, step=trainer.global_step)
+
+
+def show(optimizer: Preconditioner, loss: Tensor, stepped: bool) -> None:
+    """Show the loss of a batch that is over, but not that of a skipped step: no gradient is left.
+
+    Args:
+        optimizer: Who is to see it.
+        loss: The loss.
+        stepped: Whether the optimizer has stepped in this batch. If not, its step is to come.
+    """
+    if stepped:
+        optimizer._seen(loss)
+    elif any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+        optimizer.observe_loss(loss)
 
 
 def names(batch: Any) -> list[str]:

@@ -1,7 +1,8 @@
 """Which optimizer, with which defaults: every one tuned in the same way, on ten real tasks.
 
-See ``tuned`` for the protocol; K-FAC's damping and frequency are tuned as well. Two tasks are held
-out: they are reported apart, and defaults must not be chosen by them.
+See ``tuned`` for the protocol; K-FAC's damping and frequency are tuned as well, and the dampings of
+SNGD, HyLo and Eva. Two tasks are held out: they are reported apart, and defaults must not be chosen
+by them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ KFAC_SEARCH: Mapping[str, Sequence[Any]] = {
 }
 """What is tried besides the row's own damping of 0.003 and interval of 10 steps."""
 
-SEARCHED = {"kfac": KFAC_SEARCH, "kaisa-eigen": KFAC_SEARCH}
+DAMPINGS: Mapping[str, Sequence[Any]] = {"damping": (0.0001, 0.001, 0.01, 0.1)}
+"""The same for absolute dampings, whose best follows the size of the gradients; the rows have 1."""
+
+SEARCHED = {
+    **dict.fromkeys(("kfac", "kaisa-eigen"), KFAC_SEARCH),
+    **dict.fromkeys(("sngd", "hylo-kis", "hylo-kid", "eva"), DAMPINGS),
+}
 """Options that are tuned too, by the optimizer's name."""
 
 COMPARED = (
