@@ -19,6 +19,7 @@ from mkor.capture import pending
 from mkor.capture.discover import clean_name
 from mkor.engine import Engine
 from mkor.handover import Handover
+from mkor.packed import check_packed
 from mkor.record import Record
 
 KEY = "preconditioner"
@@ -164,7 +165,7 @@ def load(
             "save optimizer.factors)"
         )
     names = parameter_names(engine.model, base.param_groups)
-    packed = packed or without_factors(names)
+    packed = without_factors(names) if packed is None else packed
     different = check(engine, base, packed, strict, handover)
     resizes = resized(engine.model, packed)
     base.load_state_dict(base_part(base, loaded, packed, names, resizes))
@@ -192,7 +193,7 @@ def check(
     handover: Handover | None,
 ) -> list[str]:
     """In what a checkpoint differs; raises where it can't be loaded, or if `strict` and it does."""
-    refuse_meta(packed["layers"])
+    check_packed(packed, KEY)
     names = parameter_names(engine.model, base.param_groups)
     different = differences(engine, base, names, packed)
     if packed.get("resting") is not None and handover is None:
@@ -213,16 +214,6 @@ def unpack_all(
     if handover is not None:
         unpack_phase(engine, base, handover, packed)
     unpack(engine, packed)
-
-
-def refuse_meta(layers: dict[str, Any]) -> None:
-    """Raise where factors have no values."""
-    for name, layer in layers.items():
-        if any(tensor.is_meta for tensor in layer["state"].values()):
-            raise ValueError(
-                f"the factors of layer '{name}' in this checkpoint are on the device 'meta' and "
-                "have no values: read the file with torch.load(path, map_location='cpu')"
-            )
 
 
 def unpack_phase(

@@ -265,7 +265,7 @@ class Preconditioner(Joining):
             ValueError: `strict` and the checkpoint differs; nothing is changed then.
         """
         state_dict = self._loadable(state_dict)
-        validate.check_state_dict(state_dict, checkpoint.KEY)
+        validate.check_state_dict(state_dict)
         loaded = copy.deepcopy(state_dict)
         different = checkpoint.load(self._engine, self.base, loaded, strict, self._handover)
         if different:

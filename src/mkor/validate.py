@@ -194,25 +194,13 @@ def check_momentum(base: Optimizer, hybrid: HybridSwitch | None) -> None:
         )
 
 
-PACKED = ("method", "base", "step", "layers", "parameters")
-"""What the factors of a checkpoint come with."""
-
-
-def check_state_dict(state_dict: object, key: str) -> None:
-    """Check that a checkpoint is one of an optimizer, and its factors, under `key`, are whole."""
+def check_state_dict(state_dict: object) -> None:
+    """Check that a checkpoint is one of an optimizer."""
     if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
         got = list(state_dict)[:3] if isinstance(state_dict, dict) else type(state_dict).__name__
         raise ValueError(
             f"state_dict must be what an optimizer's state_dict() returned, with the keys 'state' "
             f"and 'param_groups'; got {got}"
-        )
-    packed = state_dict.get(key)
-    lacks = [name for name in PACKED if not isinstance(packed, dict) or name not in packed]
-    if packed is not None and lacks:
-        raise ValueError(
-            f"state_dict['{key}'] lacks {', '.join(lacks)}, so it is not what state_dict() "
-            "returned: load a whole checkpoint, or delete the key and pass strict=False to load "
-            "the base optimizer's state alone"
         )
 
 
