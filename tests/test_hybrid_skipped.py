@@ -11,7 +11,7 @@ from test_hybrid import build
 
 STEPS, MICRO = 9, 2
 WINDOW = {"window": 5, "patience": 1, "back": 0.1}
-METHODS = pytest.mark.parametrize("method", ["mkor", "kfac", "eva", "sngd", "hylo"])
+METHODS = pytest.mark.parametrize("method", ["mkor", "hylo"])
 
 
 def accumulate(pair, scaler, number, show=True):
@@ -75,7 +75,7 @@ def run(method, order, numbers, skipped=()):
 
 @METHODS
 @ORDERS
-@pytest.mark.parametrize("skipped", [(0,), (0, 1), (3,), (4, 5), (8,), (2, 6)])
+@pytest.mark.parametrize("skipped", [(0, 1), (4,), (2, 6), (8,)])
 def test_the_window_is_that_of_a_run_without_the_batch(method, order, skipped):
     taken = [number for number in range(STEPS) if number not in skipped]
     model, optimizer, hybrid = run(method, order, range(STEPS), skipped)
