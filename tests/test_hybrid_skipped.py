@@ -132,22 +132,26 @@ def test_a_checkpoint_holds_losses_that_wait_for_their_step(skip, tmp_path):
         assert hybrid == straight[1]._handover.state_dict()
 
 
-def test_a_closures_loss_counts_though_the_closure_clears_again():
-    """LBFGS evaluates it several times a step, and each evaluation clears the gradients."""
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_closures_loss_counts_once_though_the_closure_clears_again(shown):
+    """LBFGS evaluates it several times a step; each clears the gradients, and may show the loss."""
     model, _ = build()
     base = torch.optim.LBFGS(model.parameters(), max_iter=3)
     optimizer = mkor.MKOR(model, base, hybrid=mkor.HybridSwitch(**WINDOW))
-    evaluations = 0
 
     def closure():
-        nonlocal evaluations
-        evaluations += 1
         optimizer.zero_grad()
         loss = model(data(1)[0][0]).square().mean()
         loss.backward()
+        if shown:
+            optimizer.observe_loss(loss)
+        losses.append(loss.item())
         return loss
 
+    firsts, losses = [], []
     for _ in range(2):
+        firsts.append(len(losses))
         optimizer.step(closure)
-    assert evaluations > 2
-    assert optimizer._handover.meter.calls == 2
+    assert len(losses) > 2
+    meter = optimizer._handover.meter
+    assert (meter.calls, meter.take(None)) == (2, sum(losses[at] for at in firsts) / 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -43,8 +44,12 @@ def is_count(value: object, least: int) -> bool:
 
 def is_number(value: object) -> bool:
     """Whether a value is a finite number."""
-    real = isinstance(value, Real) and not isinstance(value, bool)
-    return real and abs(float(value)) < float("inf")  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 @dataclass(frozen=True)

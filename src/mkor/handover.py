@@ -23,6 +23,7 @@ class Handover:
         shown: The losses since the last step, which count once their step is taken: a loss scaler
             may skip it.
         stepped: Whether a step was taken since gradients were cleared last.
+        settled: Whether the losses of the step that runs are known, which evaluates them again.
     """
 
     def __init__(self, rule: HybridSwitch) -> None:
@@ -30,7 +31,7 @@ class Handover:
         self.rule = rule
         self.warned = False
         self.meter, self.shown = (Meter("the loss", least=0.0) for _ in range(2))
-        self.stepped = False
+        self.stepped = self.settled = False
         self.times = Meter("the time of a window")
         self.watch = Stopwatch(rule.clock)
         self.course = Course()
@@ -40,10 +41,22 @@ class Handover:
         """Whether the base works alone on trial."""
         return self.course.pace is not None
 
-    def observe(self, loss: SupportsFloat, certain: bool = False) -> None:
-        """See a loss, without waiting for it; `certain` if it is of a step that is being taken."""
-        if self.rule.at_step is None and not self.rule.ended(self.course):
-            (self.meter if certain else self.shown).add(loss)
+    @property
+    def idle(self) -> bool:
+        """Whether no loss says anything any more."""
+        return self.rule.at_step is not None or self.rule.ended(self.course)
+
+    def observe(self, loss: SupportsFloat) -> None:
+        """See a loss, without waiting for it."""
+        if not self.idle and not self.settled:
+            self.shown.add(loss)
+
+    def settle(self, loss: SupportsFloat) -> None:
+        """See the loss of a closure, unless losses were shown for the step that it is of."""
+        if not self.idle and not self.shown.calls:
+            self.shown.add(loss)
+        self.meter.absorb(self.shown)
+        self.settled = True
 
     def clear(self) -> None:
         """Gradients are cleared: losses that were shown without a step are those of a skipped one.
@@ -63,7 +76,7 @@ class Handover:
             steps: Number of steps so far.
             device: Where workers exchange their losses.
         """
-        before, self.stepped = self.course, True
+        before, self.stepped, self.settled = self.course, True, False
         if self.rule.ended(before):
             return False
         self.meter.absorb(self.shown)
@@ -126,7 +139,7 @@ class Handover:
         self.course = Course(**{**known, "seconds": tuple(known.get("seconds", ()))})
         self.meter.clear()
         self.shown.clear()
-        self.stepped = False
+        self.stepped = self.settled = False
         self.watch.start(state.get("seconds", 0.0) if state else 0.0)
         if state:
             self.meter.load_state_dict(state["meter"])

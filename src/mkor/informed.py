@@ -22,9 +22,10 @@ class Informed(Delegate):
     def observe_loss(self, loss: SupportsFloat) -> None:
         """Show the loss of a step to the hybrid switch; without one, nothing happens.
 
-        The loss of a closure is seen by itself. Losses of several batches in a step are averaged,
-        and over many workers it is the mean of theirs that counts. A loss counts once a step is
-        taken: where a loss scaler skips it, the `zero_grad()` that drops its gradients drops it.
+        The loss of a closure is seen by itself, unless others were shown for its step. Losses of
+        several batches in a step are averaged, and over many workers it is the mean of theirs that
+        counts. A loss counts once a step is taken: where a loss scaler skips it, the `zero_grad()`
+        that drops its gradients drops it.
 
         Args:
             loss: A number of at least 0, or a tensor of one element. A tensor is not waited for, so
@@ -62,9 +63,9 @@ class Informed(Delegate):
             self._engine.capture.mask.set(mask)
 
     def _seen(self, loss: Any) -> Any:
-        """Show the loss of a step that is taken for sure, such as a closure's; returns it."""
+        """Show the loss of a closure; returns it."""
         if loss is not None and self._handover is not None and not self._closed:
-            self._handover.observe(loss, certain=True)
+            self._handover.settle(loss)
         return loss
 
     def _forget(self) -> None:

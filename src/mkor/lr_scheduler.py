@@ -22,10 +22,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mkor.checks import fraction, is_count, is_number, one_of, require
 from mkor.meter import Meter, device_of
+from mkor.packed import METER, SCHEDULER, check_parts
 from mkor.rates import Rate, copies, floors, lowered, set_rate, single
 from mkor.warn import warn
 
 LOG = logging.getLogger("mkor")
+
+REMEDY = "it is not what KneePointLR.state_dict() returned: load a whole one, or start anew"
 
 NOT_SAVED = ("optimizer", "beside", "meter", "observed", "warned")
 """Attributes that are no part of the state."""
@@ -250,7 +253,7 @@ class KneePointLR(LRScheduler):
 
         Raises:
             TypeError: It is no dict.
-            ValueError: It is of another kind of scheduler.
+            ValueError: It is of another kind of scheduler, or damaged; nothing is changed then.
         """
         check_kind("state_dict", state_dict, dict, "dict that KneePointLR.state_dict() returned")
         missing = self.state_dict().keys() - state_dict.keys()
@@ -259,6 +262,8 @@ class KneePointLR(LRScheduler):
                 f"state_dict must be what KneePointLR.state_dict() returned; it lacks "
                 f"{', '.join(sorted(missing))}"
             )
+        check_parts(state_dict, SCHEDULER, "state_dict", REMEDY)
+        check_parts(state_dict["meter"], METER, "state_dict['meter']", REMEDY)
         state = dict(state_dict)
         self.meter.load_state_dict(state.pop("meter"))
         vars(self).update(state)

@@ -15,6 +15,9 @@ from torch import Tensor
 
 from mkor.distributed import comm
 
+DOUBLE = ("cpu", "cuda")
+"""Devices that add as widely as Python: there a sum goes on after a checkpoint to the last bit."""
+
 FIELDS = ("total", "finite", "calls")
 """What a meter holds."""
 
@@ -93,11 +96,13 @@ def parts(
     """A value and 1, or twice 0 where it isn't sound."""
     if isinstance(value, Tensor):
         return tensor_parts(name, value, least)
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be a number or a tensor of one, got {kind}")
     try:
         number = float(value)
-    except (TypeError, ValueError) as error:
-        kind = type(value).__name__
-        raise TypeError(f"{name} must be a number or a tensor of one, got {kind}") from error
+    except OverflowError:
+        number = math.inf
     sound = math.isfinite(number) and (least is None or number >= least)
     if least is not None and not sound:
         raise ValueError(
@@ -116,7 +121,7 @@ def tensor_parts(name: str, value: Tensor, least: float | None) -> tuple[Tensor,
             f"{name} has shape {tuple(value.shape)}: pass a single number, such as its mean"
         )
     scalar = value.detach().reshape(())
-    wide = scalar.to(torch.promote_types(scalar.dtype, torch.float32))
+    wide = scalar.to(torch.float64 if scalar.device.type in DOUBLE else torch.float32)
     sound = torch.isfinite(wide)
     if least is not None:
         sound = sound & (wide >= least)

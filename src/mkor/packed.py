@@ -11,12 +11,20 @@ from typing import Any
 
 from torch import Tensor
 
-from mkor.checks import is_count
+from mkor.checks import is_count, is_number
 
 Rule = tuple[str, Callable[[Any], bool]]
 """What a value must be, in words and as a test."""
 
+
+def is_real(value: Any) -> bool:
+    """Whether a value is a number, be it infinite: sums of falls of the loss may overflow."""
+    return isinstance(value, float) or is_number(value)
+
+
+ONE: Rule = ("a tensor", lambda value: isinstance(value, Tensor))
 COUNT: Rule = ("an integer of at least 0", lambda value: is_count(value, 0))
+EPOCH: Rule = ("an integer of at least -1", lambda value: is_count(value, -1))
 STEP: Rule = (
     "an integer of at least 0, or None",
     lambda value: value is None or is_count(value, 0),
@@ -40,10 +48,66 @@ NAMES: Rule = (
         and all(isinstance(name, str) for group in value for name in group)
     ),
 )
-ANY: Rule = ("there", lambda value: True)
+NAME: Rule = ("a name, or None", lambda value: value is None or isinstance(value, str))
+NUMBER: Rule = ("a number", is_real)
+PACE: Rule = ("a number, or None", lambda value: value is None or is_real(value))
+LENGTH: Rule = ("a number of at least 0", lambda value: is_real(value) and value >= 0)
+SEVERAL: Rule = (
+    "a list of numbers",
+    lambda value: isinstance(value, list | tuple) and all(is_real(n) for n in value),
+)
+YES: Rule = ("True or False", lambda value: isinstance(value, bool))
+ROWS: Rule = (
+    "an integer of at least 0, or a tensor",
+    lambda value: isinstance(value, Tensor) or is_count(value, 0),
+)
+SIZES: Rule = (
+    "a dict of lists of sizes",
+    lambda value: (
+        isinstance(value, dict)
+        and all(isinstance(sizes, list | tuple) for sizes in value.values())
+        and all(is_count(n, 0) for sizes in value.values() for n in sizes)
+    ),
+)
+MAYBE: Rule = ("a dict, or None", lambda value: value is None or isinstance(value, dict))
+FEW: Rule = ("an integer from 0 to 60", lambda value: is_count(value, 0) and value <= 60)
 
-PARTS = {"method": ANY, "base": ANY, "step": COUNT, "layers": NAMED, "parameters": NAMES}
+SCHEDULER = {
+    "meter": NAMED,
+    **dict.fromkeys(("first", "last"), PACE),
+    "smoothed": NUMBER,
+    **dict.fromkeys(("windows", "knees"), COUNT),
+    "last_epoch": EPOCH,
+}
+"""What there must be of a `KneePointLR`."""
+
+METER = {"total": NUMBER, "finite": LENGTH, "calls": COUNT}
+"""What there must be of a mean that runs."""
+
+PARTS = {
+    **dict.fromkeys(("method", "base"), NAME),
+    "step": COUNT,
+    **dict.fromkeys(("layers", "heard", "pending"), NAMED),
+    "shapes": SIZES,
+    "parameters": NAMES,
+    "sizes": SEVERAL,
+    "resting": STEP,
+    "hybrid": MAYBE,
+}
 """What there must be."""
+
+HYBRID = {"course": NAMED, "meter": NAMED, "shown": NAMED, "stepped": YES, "seconds": LENGTH}
+"""What there must be of a hybrid switch."""
+
+COURSE = {
+    "preconditioning": YES,
+    **dict.fromkeys(("since", "windows", "low"), COUNT),
+    **dict.fromkeys(("loss", "pace"), PACE),
+    **dict.fromkeys(("sum", "reference"), NUMBER),
+    "seconds": SEVERAL,
+    "trials": FEW,
+}
+"""What there must be of its course."""
 
 LAYER = {
     "shape": SHAPE,
@@ -72,6 +136,11 @@ def check_packed(packed: Any, key: str) -> None:
     """
     place = f"state_dict['{key}']"
     check_parts(packed, PARTS, place)
+    check_parts(packed["heard"], METER, f"{place}['heard']")
+    if packed["hybrid"] is not None:
+        check_hybrid(packed["hybrid"], f"{place}['hybrid']")
+    for name, seen in packed["pending"].items():
+        check_pending(seen, f"{place}['pending']['{name}']")
     for name, layer in packed["layers"].items():
         check_parts(layer, LAYER, f"{place}['layers']['{name}']")
         if any(t.is_meta for part in ("state", "momentum") for t in layer[part].values()):
@@ -81,17 +150,47 @@ def check_packed(packed: Any, key: str) -> None:
             )
 
 
-def check_parts(held: Any, rules: dict[str, Rule], place: str) -> None:
-    """Check that a dict holds what it must."""
+def check_hybrid(held: dict[str, Any], place: str) -> None:
+    """Check the state of a hybrid switch."""
+    check_parts(held, HYBRID, place)
+    check_parts(held["course"], COURSE, f"{place}['course']")
+    for meter in ("meter", "shown"):
+        check_parts(held[meter], METER, f"{place}['{meter}']")
+
+
+def check_pending(seen: Any, place: str) -> None:
+    """Check what a layer showed since the last step."""
+    calls = seen.get("calls", []) if isinstance(seen, dict) else None
+    if not isinstance(calls, list | tuple):
+        raise ValueError(f"{place} is {shown(seen)} and must be a dict of statistics, so {REMEDY}")
+    for number, call in enumerate(calls):
+        check_parts({"call": call}, {"call": TENSORS}, f"{place}['calls'][{number}]")
+    check_parts(
+        seen, {key: ROWS if key == "rows" else ONE for key in seen if key != "calls"}, place
+    )
+
+
+def check_parts(held: Any, rules: dict[str, Rule], place: str, remedy: str = REMEDY) -> None:
+    """Check that a dict holds what it must.
+
+    Args:
+        held: The dict.
+        rules: What there must be, by key.
+        place: Where it stands.
+        remedy: What to do about it.
+
+    Raises:
+        ValueError: It doesn't.
+    """
     if not isinstance(held, dict):
-        raise ValueError(f"{place} is {shown(held)} and must be a dict, so {REMEDY}")
+        raise ValueError(f"{place} is {shown(held)} and must be a dict, so {remedy}")
     lacks = [key for key in rules if key not in held]
     if lacks:
-        raise ValueError(f"{place} lacks {', '.join(lacks)}, so {REMEDY}")
+        raise ValueError(f"{place} lacks {', '.join(lacks)}, so {remedy}")
     for key, (rule, good) in rules.items():
         if not good(held[key]):
             raise ValueError(
-                f"{place}['{key}'] is {shown(held[key])} and must be {rule}, so {REMEDY}"
+                f"{place}['{key}'] is {shown(held[key])} and must be {rule}, so {remedy}"
             )
 
 

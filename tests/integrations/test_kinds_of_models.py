@@ -136,8 +136,23 @@ def test_a_loss_scaler_in_the_trainer(tmp_path):
     assert_left_out(model, optimizer, rates.seen)
 
 
-@pytest.mark.parametrize("automatic", [True, False], ids=["automatic", "manual"])
-def test_a_loss_scaler_in_lightning(automatic):
+class Zeroing(test_lightning.Module):
+    """Keeps the gradients that it clears, as zeros."""
+
+    def by_hand(self, loss, number):
+        optimizer = self.optimizers()
+        self.manual_backward(loss)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        self.lr_schedulers().step()
+
+
+@pytest.mark.parametrize(
+    ("automatic", "make"),
+    [(True, test_lightning.Module), (False, test_lightning.Module), (False, Zeroing)],
+    ids=["automatic", "manual", "zeros"],
+)
+def test_a_loss_scaler_in_lightning(automatic, make):
     """The plugin of fp16, but for its autocast."""
     from lightning.pytorch.plugins import MixedPrecision
 
@@ -148,7 +163,7 @@ def test_a_loss_scaler_in_lightning(automatic):
         def forward_context(self):
             return contextlib.nullcontext()
 
-    module = test_lightning.Module(automatic=automatic, hybrid=switch())
+    module = make(automatic=automatic, hybrid=switch())
     spoil(module.model)
     rates = Rates(None)
     module.model.register_forward_pre_hook(

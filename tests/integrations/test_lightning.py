@@ -132,19 +132,26 @@ def test_it_hands_over(automatic):
     assert not any(info.preconditioned for info in trainer.optimizers[0].layers())
 
 
+@pytest.mark.parametrize("automatic", [True, False], ids=["automatic", "manual"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_manual_optimization_shows_each_loss_once(accumulate):
+def test_the_switch_sees_each_loss_once(accumulate, automatic):
+    """As it is back-propagated: automatic optimization divides it itself, a module by hand."""
     switch = mkor.HybridSwitch(window=100)
-    module = Module(6 // accumulate, False, accumulate=accumulate, hybrid=switch)
-    optimizer = fit(module).optimizers[0]
+    module = Module(6 // accumulate, automatic, accumulate=accumulate, hybrid=switch)
+    own = {"accumulate_grad_batches": accumulate} if automatic else {}
+    optimizer = fit(module, **own).optimizers[0]
     other = tiny()
     losses = plain_loop(other, build(other), batches(6), accumulate=accumulate)
-    meter = optimizer._handover.state_dict()["meter"]
-    assert meter == pytest.approx({"total": sum(losses), "finite": 6, "calls": 6}, rel=1e-6)
+    expected = {
+        "total": sum(losses) / (1 if automatic else accumulate),
+        "finite": 6,
+        "calls": 6,
+    }
+    assert optimizer._handover.state_dict()["meter"] == pytest.approx(expected, rel=1e-6)
 
 
-def kbfgs(model):
-    return mkor.KBFGS(model, adamw(model.parameters()), warmup_steps=2)
+def kbfgs(model, **options):
+    return mkor.KBFGS(model, adamw(model.parameters()), warmup_steps=2, **options)
 
 
 def test_automatic_optimization_evaluates_again_for_kbfgs():
@@ -165,6 +172,15 @@ def test_automatic_optimization_evaluates_again_for_kbfgs():
         reference.step(closure)
         scheduler.step()
     assert_agree(module.model, trainer.optimizers[0], other, reference, 1e-6)
+
+
+def test_the_switch_sees_the_first_evaluation_of_kbfgs():
+    shown, alone = (
+        fit(Module(make=kbfgs, hybrid=mkor.HybridSwitch(window=100)), callbacks=callbacks)
+        for callbacks in ([PreconditionerCallback(mask=None)], [])
+    )
+    seen, expected = (one.optimizers[0]._handover.state_dict()["meter"] for one in (shown, alone))
+    assert seen == expected and seen["calls"] == 6
 
 
 class Log(lightning.loggers.Logger):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mkor.integrations.frameworks import (
@@ -29,10 +30,9 @@ Callback: Any = load("lightning.pytorch", "2.5").Callback
 class PreconditionerCallback(Callback):  # type: ignore[misc]  # of a class without types
     """Tells the optimizers of a Trainer which tokens count, and their losses.
 
-    The mask of each batch goes to `set_mask` of every optimizer that preconditions. Losses reach
-    `observe_loss` by the closure; where there is none (manual optimization, a loss scaler), by what
-    `training_step` returns. `mkor/layers`, `mkor/updates`, `mkor/skipped` and `mkor/resets` are
-    logged with the rest.
+    The mask of each batch goes to `set_mask` of every optimizer that preconditions, and each loss
+    that Lightning back-propagates to `observe_loss`. `mkor/layers`, `mkor/updates`, `mkor/skipped`
+    and `mkor/resets` are logged with the rest.
     """
 
     def __init__(self, mask: str | None = MASK) -> None:
@@ -47,7 +47,6 @@ class PreconditionerCallback(Callback):  # type: ignore[misc]  # of a class with
         """
         check_name(mask)
         self.mask = mask
-        self.steps: list[int] = []
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Look for the optimizers.
@@ -66,7 +65,6 @@ class PreconditionerCallback(Callback):  # type: ignore[misc]  # of a class with
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         """Set the mask of the batch."""
-        self.steps = [optimizer._engine.index for optimizer in preconditioners(trainer)]
         key = self.mask
         if key is None:
             return
@@ -76,35 +74,28 @@ class PreconditionerCallback(Callback):  # type: ignore[misc]  # of a class with
         for optimizer in preconditioners(trainer):
             optimizer.set_mask(mask)
 
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        """Show the loss, without the factors of a scaler and of accumulation."""
+        if loss.numel() != 1:
+            return
+        shown, scaler = loss.detach(), getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is not None:
+            shown = shown / scaler.scale(torch.ones_like(shown))
+        if pl_module.automatic_optimization:
+            shown = shown * trainer.accumulate_grad_batches
+        for optimizer in preconditioners(trainer):
+            optimizer.observe_loss(shown)
+
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Show the loss where no closure does, and log the counters."""
+        """Log the counters."""
         own = preconditioners(trainer)
-        scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if isinstance(loss, Tensor) and (scaled or not pl_module.automatic_optimization):
-            for optimizer, steps in zip(own, self.steps, strict=True):
-                show(optimizer, loss.detach(), optimizer._engine.index > steps)
         if trainer.logger is not None and trainer.global_step % trainer.log_every_n_steps == 0:
             for number, optimizer in enumerate(own):
                 suffix = f"/{number}" if len(own) > 1 else ""
                 shown = {f"{key}{suffix}": value for key, value in counts(optimizer).items()}
                 trainer.logger.log_metrics(shown, step=trainer.global_step)
-
-
-def show(optimizer: Preconditioner, loss: Tensor, stepped: bool) -> None:
-    """Show the loss of a batch that is over, but not that of a skipped step: no gradient is left.
-
-    Args:
-        optimizer: Who is to see it.
-        loss: The loss.
-        stepped: Whether the optimizer has stepped in this batch. If not, its step is to come.
-    """
-    if stepped:
-        optimizer._seen(loss)
-    elif any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
-        optimizer.observe_loss(loss)
 
 
 def names(batch: Any) -> list[str]:
