@@ -19,6 +19,7 @@ from mkor.capture import pending
 from mkor.capture.discover import clean_name
 from mkor.engine import Engine
 from mkor.handover import Handover
+from mkor.meter import Meter
 from mkor.packed import check_packed
 from mkor.record import Record
 
@@ -46,7 +47,7 @@ def parameter_shapes(model: nn.Module) -> dict[str, list[int]]:
 
 def resized(model: nn.Module, packed: dict[str, Any]) -> dict[str, str]:
     """Parameters whose shape in the checkpoint is another than here, by name, a phrase each."""
-    there = packed.get("shapes", {})
+    there = packed["shapes"]
     return {
         name: f"parameter '{name}' is {there[name]} there and {shape} here"
         for name, shape in parameter_shapes(model).items()
@@ -85,7 +86,14 @@ def pack(engine: Engine, base: Optimizer, handover: Handover | None) -> dict[str
 
 def without_factors(names: list[list[str]]) -> dict[str, Any]:
     """What stands in for the factors that a plain optimizer's checkpoint lacks."""
-    return {"method": None, "base": None, "step": 0, "layers": {}, "parameters": names}
+    return {
+        **dict.fromkeys(("method", "base", "resting", "hybrid")),
+        **{key: {} for key in ("layers", "pending", "shapes")},
+        "heard": Meter("the gradient's size").state_dict(),
+        "step": 0,
+        "sizes": [],
+        "parameters": names,
+    }
 
 
 def differences(
@@ -196,7 +204,7 @@ def check(
     check_packed(packed, KEY)
     names = parameter_names(engine.model, base.param_groups)
     different = differences(engine, base, names, packed)
-    if packed.get("resting") is not None and handover is None:
+    if packed["resting"] is not None and handover is None:
         different.append("it was saved after its hybrid switch had handed over, this has no hybrid")
     if different and strict:
         raise ValueError(
@@ -233,10 +241,8 @@ def unpack_phase(
 def unpack(engine: Engine, packed: dict[str, Any]) -> None:
     """Load factors into the layers of the same name and shape; the others start anew."""
     engine.index = packed["step"]
-    engine.sizes = tuple(packed.get("sizes", ()))
-    engine.heard.clear()
-    if "heard" in packed:
-        engine.heard.load_state_dict(packed["heard"])
+    engine.sizes = tuple(packed["sizes"])
+    engine.heard.load_state_dict(packed["heard"])
     same_method = packed["method"] == engine.method.name
     others = other_states(engine, packed["layers"]) if same_method else {}
     shown: dict[str, Any] = {}
@@ -250,7 +256,7 @@ def unpack(engine: Engine, packed: dict[str, Any]) -> None:
             state = {key: tensor.clone() for key, tensor in held.items()}
             momentum = saved["momentum"] if engine.momentum is not None else {}
             engine.records[name] = Record(state, saved["updates"], saved["last_update"], momentum)
-            shown[name] = packed.get("pending", {}).get(name, {})
+            shown[name] = packed["pending"].get(name, {})
     engine.capture.clear()
     engine.listen()
     pending.restore(engine.capture, shown)
