@@ -106,7 +106,7 @@ DAMAGE = {
     ),
     "statistics of a layer that are a list": (
         put("pending", "0", [2]),
-        f"{WHERE}['pending']['0'] is [2] and must be a dict of statistics",
+        f"{WHERE}['pending']['0'] is [2] and must be a dict",
     ),
     "a statistic that is a number": (
         put("pending", "0", {"inputs": 3}),
@@ -114,7 +114,7 @@ DAMAGE = {
     ),
     "calls of numbers": (
         put("pending", "0", {"calls": [3], "rows": 2}),
-        f"{WHERE}['pending']['0']['calls'][0]['call'] is 3 and must be a dict of tensors",
+        f"{WHERE}['pending']['0']['calls'] is [3] and must be a list of dicts of tensors",
     ),
     "sizes of a parameter that are a tensor": (
         put("shapes", "0.weight", torch.ones(2)),

@@ -34,6 +34,10 @@ TENSORS: Rule = (
     "a dict of tensors",
     lambda value: isinstance(value, dict) and all(isinstance(t, Tensor) for t in value.values()),
 )
+CALLS: Rule = (
+    "a list of dicts of tensors",
+    lambda value: isinstance(value, list | tuple) and all(TENSORS[1](call) for call in value),
+)
 SHAPE: Rule = (
     "a list of three sizes",
     lambda value: (
@@ -109,6 +113,9 @@ COURSE = {
 }
 """What there must be of its course."""
 
+SEEN = {"calls": CALLS, "rows": ROWS}
+"""What parts of a layer's statistics must be; the others are tensors."""
+
 LAYER = {
     "shape": SHAPE,
     "updates": COUNT,
@@ -140,7 +147,8 @@ def check_packed(packed: Any, key: str) -> None:
     if packed["hybrid"] is not None:
         check_hybrid(packed["hybrid"], f"{place}['hybrid']")
     for name, seen in packed["pending"].items():
-        check_pending(seen, f"{place}['pending']['{name}']")
+        own = {key: SEEN.get(key, ONE) for key in seen} if isinstance(seen, dict) else {}
+        check_parts(seen, own, f"{place}['pending']['{name}']")
     for name, layer in packed["layers"].items():
         check_parts(layer, LAYER, f"{place}['layers']['{name}']")
         if any(t.is_meta for part in ("state", "momentum") for t in layer[part].values()):
@@ -156,18 +164,6 @@ def check_hybrid(held: dict[str, Any], place: str) -> None:
     check_parts(held["course"], COURSE, f"{place}['course']")
     for meter in ("meter", "shown"):
         check_parts(held[meter], METER, f"{place}['{meter}']")
-
-
-def check_pending(seen: Any, place: str) -> None:
-    """Check what a layer showed since the last step."""
-    calls = seen.get("calls", []) if isinstance(seen, dict) else None
-    if not isinstance(calls, list | tuple):
-        raise ValueError(f"{place} is {shown(seen)} and must be a dict of statistics, so {REMEDY}")
-    for number, call in enumerate(calls):
-        check_parts({"call": call}, {"call": TENSORS}, f"{place}['calls'][{number}]")
-    check_parts(
-        seen, {key: ROWS if key == "rows" else ONE for key in seen if key != "calls"}, place
-    )
 
 
 def check_parts(held: Any, rules: dict[str, Rule], place: str, remedy: str = REMEDY) -> None:
