@@ -14,6 +14,7 @@ CASES = {
     "mkor bfloat16": (mkor.MKOR, {"state_dtype": torch.bfloat16}),
     "mkor float16": (mkor.MKOR, {"state_dtype": torch.float16, "vectors": 2}),
     "mkor float64": (mkor.MKOR, {"state_dtype": torch.float64}),
+    "mkor packed bfloat16": (mkor.MKOR, {"packed": True, "state_dtype": torch.bfloat16}),
     "mkor one side": (mkor.MKOR, {"max_dim": 4}),
     "mkor reset": (mkor.MKOR, {"on_nonfinite": "reset"}),
     "mkor window": (mkor.MKOR, {"representation": "window", "window": 3}),

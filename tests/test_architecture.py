@@ -23,7 +23,7 @@ SEES = {
     "integrations": {"mkor.optimizer"},
     "methods": {
         *("mkor.blocks", "mkor.factors", "mkor.linalg", "mkor.messages"),
-        *("mkor.methods.base", "mkor.methods.statistics"),
+        *("mkor.methods.base", "mkor.methods.statistics", "mkor.triangle"),
     },
 }
 MAX_FILE_LINES = 300

@@ -83,6 +83,7 @@ OTHER = {
         {"max_dim": 5, "wide_sides": "lowrank", "rank": 2},
         "keeps inputs_place, outputs_place there and inputs_trace, outputs_trace here",
     ),
+    "packed": (mkor.MKOR, {"packed": True}, {}, r"\[1, 6\] there and \[1, 3, 3\] here"),
     "memory": (mkor.KBFGS, {"memory": 2}, {"memory": 3}, r"\[1, 2, 6\] there"),
 }
 

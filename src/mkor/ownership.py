@@ -11,7 +11,8 @@ from functools import partial
 
 from torch import Tensor
 
-from mkor.distributed import comm, triangle
+from mkor import triangle
+from mkor.distributed import comm
 from mkor.distributed.bucket import spread_flat
 from mkor.distributed.placement import Place, assign, column_size, columns, rows
 from mkor.messages import Owned

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from mkor import triangle
 from mkor.blocks import Shares
 from mkor.capture.views import View
-from mkor.distributed import comm, triangle
+from mkor.distributed import comm
 from mkor.distributed.bucket import gather_flat, reduce_flat
 from mkor.messages import Exchange, Owned, Stacked
 from mkor.methods.base import Seen

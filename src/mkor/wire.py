@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mkor import triangle
 from mkor.capture.discover import Layer
-from mkor.distributed import triangle
 from mkor.distributed.bucket import gathers, scale_dtype, widest
 from mkor.distributed.placement import Place, assign, column_size, columns
 from mkor.messages import Exchange, Owned

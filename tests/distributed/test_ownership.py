@@ -17,6 +17,7 @@ JOBS = {
     "K-FAC, inverse": ("KFAC", {"solver": "inverse", "inverse_update_steps": 4}),
     "K-FAC, one side": ("KFAC", {"max_dim": 8}),
     "MKOR": ("MKOR", {}),
+    "MKOR, packed": ("MKOR", {"packed": True}),
     "MKOR, window": ("MKOR", {"representation": "window", "window": 4}),
     "MKOR, dense and a window": ("MKOR", {"max_dim": 8, "wide_sides": "window", "window": 4}),
     "MKOR, momentum": ("MKOR", {"momentum": 0.9, "rescale": "rms"}),

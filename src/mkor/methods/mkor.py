@@ -8,7 +8,7 @@ may have a matrix on a narrow side and rows on a wide one.
 
 | paper | here |
 | ----- | ---- |
-| L⁻¹, R⁻¹ | `state["outputs"]`, `state["inputs"]`, or the rows that they are made of |
+| L⁻¹, R⁻¹ | `state["outputs"]`, `state["inputs"]`: matrices, their triangles, or rows |
 | g, a (lines 2-3) | `gradient_vectors`, `input_vectors` |
 | γ | `decay` |
 | ε, ζ (lines 5-6) | `norm_limit`, `blend` |
@@ -26,6 +26,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from mkor import triangle
 from mkor.blocks import Block, Blockwise
 from mkor.factors import dense, thin
 from mkor.factors.lowrank import LowRank
@@ -75,6 +76,7 @@ class MKORMethod(Method):
     count: int = 0
     power: float = 1.0
     wide_sides: str | None = None
+    packed: bool = False
     name: str = "mkor"
 
     @property
@@ -125,7 +127,7 @@ class MKORMethod(Method):
         state = {"events": torch.zeros(len(EVENTS), dtype=torch.int64, device=where)}
         for side, length in self._factors(shape).items():
             if self._kept(length) == "dense":
-                state[side] = dense.identity(shape.stack, length, dtype, where)
+                state[side] = self._pack(dense.identity(shape.stack, length, dtype, where))
                 continue
             parts = self._thin(length).init(shape.stack, length, dtype, where)
             state |= {key_of(side, part): tensor for part, tensor in parts.items()}
@@ -163,8 +165,12 @@ class MKORMethod(Method):
             return thin.precondition(rows["outputs"], rows["inputs"], grad)
         for side, parts in rows.items():
             grad = thin.precondition_side(parts, grad, on_left=side == "outputs")
-        outputs, inputs = (None if side in rows else state.get(side) for side in SIDES)
-        return sandwich(outputs, grad, inputs)
+        matrices = {
+            side: self._matrix(state[side], length)
+            for side, length in zip(SIDES, grad.shape[1:], strict=True)
+            if side in state and side not in rows
+        }
+        return sandwich(matrices.get("outputs"), grad, matrices.get("inputs"))
 
     def correction(self, state: State, pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
         """With rows on both sides, that of both as one product."""
@@ -240,7 +246,8 @@ class MKORMethod(Method):
 
     def _absorb_dense(self, parts: Tensors, given: Tensors) -> Tensors:
         """Take vectors into an inverse [G, d, d]."""
-        inverse, vectors, present = parts["inverse"], given["vectors"], given["present"]
+        vectors, present = given["vectors"], given["present"]
+        inverse = self._matrix(parts["inverse"], vectors.shape[-2])
         seen = dense.prepare(vectors.to(wide(inverse.dtype)), self.damping)
         rule = dense.RULES[self.rule]
         change = rule(inverse, seen, self.decay, self.norm_limit, self.blend)
@@ -248,7 +255,17 @@ class MKORMethod(Method):
         usable = present if self.on_nonfinite == "reset" else present & seen.finite  # [G]
         change, reset = dense.guard(change, usable, inverse.dtype)
         dense.write_(inverse, change)
+        if self.packed:
+            parts["inverse"].copy_(triangle.pack(inverse))
         return events_of(skipped=~seen.finite, resets=reset, blends=change.blended)
+
+    def _pack(self, inverse: Tensor) -> Tensor:
+        """What is kept of the matrix [G, d, d] of a side: all of it, or its triangle."""
+        return triangle.pack(inverse) if self.packed else inverse
+
+    def _matrix(self, kept: Tensor, length: int) -> Tensor:
+        """The matrix again, [G, d, d]."""
+        return triangle.unpack(kept, length) if self.packed else kept
 
 
 def events_of(**happened: Tensor) -> Tensors:

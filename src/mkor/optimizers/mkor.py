@@ -36,6 +36,7 @@ OWN: dict[str, tuple[str, Any]] = {
     "blend": ("dense", 0.95),
     "max_dim": ("dense", 8192),
     "wide_sides": ("dense", None),
+    "packed": ("dense", False),
     "window": ("window", WINDOW),
     "rank": ("lowrank", RANK),
     "power": ("lowrank", 1.0),
@@ -81,6 +82,7 @@ class MKOR(Preconditioner):
         skip: Sequence[str] = (),
         max_dim: int = 8192,
         wide_sides: str | None = None,
+        packed: bool = False,
         state_dtype: torch.dtype | None = None,
         wire_dtype: torch.dtype | None = None,
         on_nonfinite: str = "skip",
@@ -130,6 +132,8 @@ class MKOR(Preconditioner):
             max_dim: Width of a side up to which it gets a dense factor.
             wide_sides: How wider ones are kept beside dense factors: "window" or "lowrank", as
                 those representations keep every side; None for no factor, the identity.
+            packed: Whether of a dense factor, which is symmetric, only one triangle is kept: half
+                the memory, for a matrix that is made anew in every step, a layer at a time.
             state_dtype: Dtype of the factors and of the products with them; None for float32, or
                 float64 for float64 parameters.
             wire_dtype: Dtype of the statistics while they cross workers.
@@ -146,15 +150,15 @@ class MKOR(Preconditioner):
             ValueError: An option is out of range, or `base` doesn't fit the model.
         """
         dense = {"rule": rule, "norm_limit": norm_limit, "blend": blend, "max_dim": max_dim}
+        kept = {"wide_sides": wide_sides, "packed": packed, "state_dtype": state_dtype}
         average = {"decay": factor_decay, "damping": damping, "power": power}
         options: dict[str, Any] = {
             "statistic": statistic,
             "vectors": vectors,
             "representation": representation,
-            "wide_sides": wide_sides,
-            "state_dtype": state_dtype,
             "on_nonfinite": on_nonfinite,
             **dense,
+            **kept,
             **average,
         }
         super().__init__(
@@ -187,6 +191,7 @@ def check(options: dict[str, Any], window: int, rank: int) -> int:
     one_of("statistic", options["statistic"], ("mean", "sketch"))
     one_of("representation", options["representation"], REPRESENTATIONS)
     one_of("wide_sides", options["wide_sides"], WIDE_SIDES)
+    one_of("packed", options["packed"], (False, True))
     one_of("state_dtype", options["state_dtype"], DTYPES)
     rules = {
         "decay": ("factor_decay", fraction, "between 0 and 1, both excluded"),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mkor.distributed import triangle
+from mkor import triangle
 
 
 @pytest.mark.parametrize("side", range(1, 10))
