@@ -37,7 +37,7 @@ YES, NO, OPEN = Check("a", True), Check("b", False), Check("c", None)
         ([YES, NO, OPEN], Verdict.PARTLY, "Met: a. Not met: b. Not decided: c."),
         ([YES, OPEN], Verdict.OPEN, "Met: a. Not decided: c."),
         ([NO, OPEN], Verdict.OPEN, "Not met: b. Not decided: c."),
-        ([], Verdict.OPEN, "Nothing was measured."),
+        ([], Verdict.OPEN, "Nothing that the claim is about was measured."),
     ],
 )
 def test_a_verdict_follows_from_its_checks(checks, verdict, reason):

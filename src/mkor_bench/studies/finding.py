@@ -42,8 +42,10 @@ def judge(checks: Sequence[Check], quick: bool = False) -> tuple[Verdict, str]:
     words = {True: "Met", False: "Not met", None: "Not decided"}
     told = {met: [check.told for check in checks if check.met is met] for met in words}
     reason = " ".join(f"{words[met]}: {'; '.join(parts)}." for met, parts in told.items() if parts)
-    if quick or not checks:
-        return Verdict.OPEN, f"{QUICK} {reason}".strip() if quick else "Nothing was measured."
+    if quick:
+        return Verdict.OPEN, f"{QUICK} {reason}".strip()
+    if not checks:
+        return Verdict.OPEN, "Nothing that the claim is about was measured."
     if told[True] and told[False]:
         return Verdict.PARTLY, reason
     if told[None]:
