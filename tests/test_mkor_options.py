@@ -38,7 +38,8 @@ def build(model=None, **options):
         ({"rank": 5}, "belongs to representation='lowrank'"),
         ({"representation": "lowrank", "damping": None}, "choose a positive number"),
         ({"representation": "window", "window": 3, "vectors": 4}, "at least one update"),
-        ({"packed": "half"}, "packed='half' is unknown: choose from False, True"),
+        ({"packed": "True"}, "packed='True' is out of range: packed must be True or False"),
+        ({"packed": 1}, "packed=1 is out of range"),
         ({"representation": "lowrank", "packed": True}, "packed=True has no effect"),
         ({"wide_sides": "windows"}, "did you mean 'window'"),
         (

@@ -201,7 +201,8 @@ def _begin_or_resume(
         resume(training, state)
         return training
     refuse_to_overwrite(folder)
-    lr = float(task.default_lrs.get(optimizer, optimizer_row(optimizer).lr))
+    plain, _, _ = optimizer.partition(":")
+    lr = float(task.default_lrs.get(plain, optimizer_row(optimizer).lr))
     defaults = {"lr": lr, "steps": task.steps, "seed": 0}
     return Training(task, Settings(optimizer=optimizer, **{**defaults, **named}))
 

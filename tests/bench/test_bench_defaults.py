@@ -90,8 +90,8 @@ def test_runs_in_other_precisions_are_kept_apart():
 
 
 def test_a_report_before_anything_is_done_has_empty_tables(study):
-    _, folder = study(*STUDY, "lamb", "--report", "--output", "empty")
-    content = json.loads((folder.parent / "empty/defaults.json").read_text())
+    _, folder = study(*STUDY, "lamb", "--report", "--output", ".")
+    content = json.loads((folder.parent / "defaults.json").read_text())
     assert content["data"]["tasks"]["digits-classifier"]["optimizers"] == {}
 
 

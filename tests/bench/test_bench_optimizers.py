@@ -59,6 +59,8 @@ MISTAKEN_OPTIONS = {
     "sgd:momentum": "optimizer 'sgd:momentum': 'momentum' is not an option: write name:option=va",
     "sgd:=3": "'=3' is not an option",
     "sgd:momentums=0": "optimizer 'sgd:momentums=0': SGD.__init__() got an unexpected keyword",
+    "mkor:pakced=True": "unknown option of mkor 'pakced': did you mean 'packed'",
+    "kfac:packed=True": "unknown option of kfac 'packed': choose from agreement_steps, ",
     "mkor:damping=-1": "optimizer 'mkor:damping=-1': damping=-1 is out of range",
 }
 

@@ -297,7 +297,9 @@ def test_a_mistake_in_a_recipe_is_told_in_one_line(mkor, recipe, mistake):
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_mistakes_of_the_command_are_told_before_anything_is_written(mkor, recipe, tmp_path):
+def test_mistakes_of_the_command_are_told_before_anything_is_written(
+    mkor, recipe, tmp_path, monkeypatch
+):
     for arguments, message in {
         ("--optimizer", "kfac"): "unknown optimizer of digits.toml 'kfac'",
         ("--check", "--optimizer", "kfac"): "unknown optimizer of digits.toml 'kfac'",
@@ -308,6 +310,9 @@ def test_mistakes_of_the_command_are_told_before_anything_is_written(mkor, recip
         result = mkor("recipe", recipe, *arguments)
         assert result.exit_code == 2 and message in result.stderr
     assert "cannot be read" in mkor("recipe", "nothing.toml").stderr
+    monkeypatch.setenv("MKOR_DATA", "there")
+    assert mkor("recipe", recipe, "--check").exit_code == 0
+    monkeypatch.delenv("MKOR_DATA")
     recipe.write_text(TEXT.replace("workers = 1", "workers = 8"))
     told = mkor("recipe", recipe).stderr
     assert "is for 8 workers: start it on each machine with torchrun --nnodes 2" in told

@@ -54,7 +54,14 @@ def test_a_study_from_end_to_end(mkor, tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize("name", ENDS)
 def test_a_report_before_anything_is_done(mkor, tmp_path, name):
+    (tmp_path / "empty").mkdir()
     result = mkor("study", name, "--quick", "--report", "--output", "empty")
     assert result.exit_code == 0, result.output
     content = json.loads((tmp_path / f"empty/{name}.json").read_text())
     assert content["section"]["verdict"] == "not decided here"
+
+
+def test_there_is_nothing_to_report_on_without_a_folder(mkor, tmp_path):
+    result = mkor("study", "complexity", "--report", "--output", "mistyped")
+    assert result.exit_code == 2 and not (tmp_path / "mistyped").exists()
+    assert "no folder 'mistyped' to report on: name that of a study with --output" in result.stderr

@@ -258,3 +258,5 @@ def test_a_metric_may_be_a_tensor_of_one_number(tmp_path, tiny):
 def test_a_missing_data_folder_is_told():
     with pytest.raises(UserError, match="data folder 'nowhere' does not exist"):
         resolve_tasks("digits", "nowhere")
+    with pytest.raises(UserError, match="py' is no folder: give an existing"):
+        resolve_tasks("digits", __file__)

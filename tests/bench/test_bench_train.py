@@ -177,10 +177,11 @@ def test_a_checkpoint_is_not_overwritten(mkor, tiny, tmp_path, monkeypatch, stop
 
 
 def test_a_single_training_has_the_tasks_learning_rate_for_its_optimizer(mkor, tmp_path):
-    for optimizer, lr in (("mkor", 0.3), ("adamw", 0.03)):
-        mkor("train", "digits-classifier", "--optimizer", optimizer, "--steps", 2)
-        state = load(tmp_path / f"runs/train/digits-classifier-{optimizer}")
-        assert state["settings"]["lr"] == lr
+    for optimizer, lr in (("mkor", 0.3), ("mkor:packed=True", 0.3), ("adamw", 0.03)):
+        folder = tmp_path / optimizer.replace(":", "-")
+        options = ("--optimizer", optimizer, "--steps", 2, "--output", folder)
+        mkor("train", "digits-classifier", *options)
+        assert load(folder)["settings"]["lr"] == lr
 
 
 def test_a_rate_where_the_task_has_none_is_the_optimizers(mkor, tiny, tmp_path):

@@ -191,7 +191,7 @@ def check(options: dict[str, Any], window: int, rank: int) -> int:
     one_of("statistic", options["statistic"], ("mean", "sketch"))
     one_of("representation", options["representation"], REPRESENTATIONS)
     one_of("wide_sides", options["wide_sides"], WIDE_SIDES)
-    one_of("packed", options["packed"], (False, True))
+    require("packed", options["packed"], isinstance(options["packed"], bool), "True or False")
     one_of("state_dtype", options["state_dtype"], DTYPES)
     rules = {
         "decay": ("factor_decay", fraction, "between 0 and 1, both excluded"),

@@ -74,6 +74,11 @@ def run_study(
     torch.set_num_threads(1)
     for task in dict.fromkeys(task for request in asked for task in request.tasks):
         TaskSource(task, data, quick).load()  # what is missing shows before work begins
+    if report_only and not root.exists():
+        raise UserError(
+            f"there is no folder {str(root)!r} to report on: name that of a study with --output, "
+            "or run it without --report."
+        )
     for folder in folders:
         prepare_folder(folder, (), (FOLDER_NAME,))
     work = list(zip(studies, asked, folders, strict=True))

@@ -109,8 +109,9 @@ def check_data(data: str | None) -> None:
         UserError: The folder does not exist.
     """
     if data is not None and data != HUB and not Path(data).is_dir():
+        wrong = "is no folder" if Path(data).exists() else "does not exist"
         raise UserError(
-            f"data folder {data!r} does not exist: give an existing folder with --data "
+            f"data folder {data!r} {wrong}: give an existing folder with --data "
             "or in the environment variable MKOR_DATA, or fetch what is needed with --data hub."
         )
 
