@@ -36,6 +36,9 @@ def unpack(packed: Tensor, side: int) -> Tensor:
     odd = side % 2
     above = both[..., 1 - odd :].triu()  # [G, p, p]
     below = both[:, odd:, : side - half].tril()  # [G, q, q]
-    top = torch.cat([above + above.triu(1).mT, cross], dim=2)
-    bottom = torch.cat([cross.mT, below + below.tril(-1).mT], dim=2)
-    return torch.cat([top, bottom], dim=1)
+    matrix = packed.new_empty(len(packed), side, side)
+    matrix[:, :half, :half] = above.add_(above.triu(1).mT)
+    matrix[:, half:, half:] = below.add_(below.tril(-1).mT)
+    matrix[:, :half, half:] = cross
+    matrix[:, half:, :half] = cross.mT
+    return matrix

@@ -241,10 +241,10 @@ def _with_options(
         option: kinds.get(value, value) if option.endswith("_dtype") else value
         for option, value in options.items()
     }
-    known = _library_defaults(OPTIMIZERS[row])
-    for option in options if known else ():
-        if option not in known:
-            raise unknown_name(f"option of {row}", option, known)
+    known = _library_defaults(OPTIMIZERS[row])  # empty where another library makes it
+    unknown = [option for option in options if option not in known]
+    if known and unknown:
+        raise unknown_name(f"option of {row}", unknown[0], known)
     try:
         return OPTIMIZERS[row].build(model, lr, **options)
     except (TypeError, ValueError) as error:

@@ -69,16 +69,16 @@ def run_study(
     studies = [find_study(each) for each in (STUDIES if name == ALL else (name,))]
     asked = [_asked(study, quick, data, given) for study in studies]
     root = output or Path("runs/study") / (f"{name}-quick" if quick else name)
-    folders = [root / study.name if name == ALL else root for study in studies]
-    count = cores() if workers is None else check_count(workers, "--workers", most=4 * cores())
-    torch.set_num_threads(1)
-    for task in dict.fromkeys(task for request in asked for task in request.tasks):
-        TaskSource(task, data, quick).load()  # what is missing shows before work begins
     if report_only and not root.exists():
         raise UserError(
             f"there is no folder {str(root)!r} to report on: name that of a study with --output, "
             "or run it without --report."
         )
+    folders = [root / study.name if name == ALL else root for study in studies]
+    count = cores() if workers is None else check_count(workers, "--workers", most=4 * cores())
+    torch.set_num_threads(1)
+    for task in dict.fromkeys(task for request in asked for task in request.tasks):
+        TaskSource(task, data, quick).load()  # what is missing shows before work begins
     for folder in folders:
         prepare_folder(folder, (), (FOLDER_NAME,))
     work = list(zip(studies, asked, folders, strict=True))
